@@ -1,1 +1,1 @@
-"""TODO."""
+"""Decisions, in pure Python: residency, room, the block-level simulation, candidates and choice."""
