@@ -1,9 +1,9 @@
 """From verdicts over single cases to the one policy that ``"auto"`` applies.
 
 A job launches one kernel in many cases: the same GEMM beside short and long collectives. So the
-decision is made per kernel (the pattern in its verdict's rule): of the shapes that won at least one
-of its cases, and of none at all, the one with the best mean time that is measurably worse than
-the default in no case. Priority is one switch for all kernels: on, if that gives the better mean over
+decision is made per kernel (the pattern in its verdict's rule): of the shapes that won one of its
+cases, and of none at all, the one with the best mean time that is measurably worse than the default
+in no case. Priority is one switch for all kernels: on, if that gives the better mean over
 everything and harms no case measurably.
 """
 
@@ -45,7 +45,7 @@ class _Kernel:
             ratios = [_ratio(v, priority=priority, shape=shape) for v in self.verdicts]
             if any(
                 ratio is None or ratio > 1 + max(v.spread, HARM_FLOOR)
-                for ratio, v in zip(ratios, self.verdicts)
+                for ratio, v in zip(ratios, self.verdicts, strict=True)
             ):
                 continue
             score = sum(math.log(ratio) for ratio in ratios if ratio) / len(ratios)
@@ -81,13 +81,15 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> tuple[Policy, str]:
         if all(choice is not None for choice in choices):
             found = [choice for choice in choices if choice is not None]
             weight = [len(kernel.verdicts) for kernel in kernels]
-            mean = sum(w * c[0] for w, c in zip(weight, found)) / sum(weight)
+            mean = sum(w * c[0] for w, c in zip(weight, found, strict=True)) / sum(weight)
             options[priority] = mean, [shape for _, shape in found]
     wanted = any(split_arm_name(v.chosen)[0] for v in verdicts)
     # Without priority the choice "no shape" is the default itself, so that option always exists.
     priority = wanted and True in options and options[True][0] < options[False][0]
     shapes = options[priority][1]
-    rules = tuple(kernel.rules[shape] for kernel, shape in zip(kernels, shapes) if kernel.pattern)
+    rules = tuple(
+        kernel.rules[shape] for kernel, shape in zip(kernels, shapes, strict=True) if kernel.pattern
+    )
     policy = Policy(comm_priority=priority, rules=rules)
     return policy, _reason(verdicts, kernels, shapes, policy, wanted=wanted)
 
@@ -123,9 +125,9 @@ def _ratio(verdict: Verdict, *, priority: bool, shape: str) -> float | None:
 
 
 def _is_gentler_than_measured(totals: dict[str, float], shape: str) -> bool:
-    """True if more blocks per SM are allowed than any target tried here: then it changes nothing.
+    """Tell whether a shape allows more blocks per SM than any target tried in this case.
 
-    Targets are tried from just below the natural residency, so more is (nearly) natural.
+    Targets are tried from just below the natural residency: beyond them nothing changes.
     """
     target = target_of_shape(shape)
     if target is None:
@@ -151,7 +153,7 @@ def _reason(
         )
     ratios = [
         _ratio(v, priority=policy.comm_priority, shape=shape) or 1.0
-        for kernel, shape in zip(kernels, shapes)
+        for kernel, shape in zip(kernels, shapes, strict=True)
         for v in kernel.verdicts
     ]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))

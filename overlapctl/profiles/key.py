@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from overlapctl.records import ProfileKey
 
 if TYPE_CHECKING:
-    from overlapctl.device import Device
+    from overlapctl.device.protocol import Device
 
 __all__ = ["FieldDifference", "differences", "profile_key"]
 

@@ -98,7 +98,7 @@ class ProfileStore:
             If the file of this key is broken, newer, or could be written by somebody else.
         """
         path = self.path(key)
-        if os.path.isfile(path):
+        if path.exists():
             profile = self._read(path)
             if profile.key == key:
                 return profile
@@ -217,11 +217,11 @@ class ProfileStore:
             return Entry(path, None, str(error))
 
     def _read(self, path: Path) -> Profile:
-        _check_owner(os.stat(self.folder), self.folder)
+        _check_owner(self.folder.stat(), self.folder)
         try:
             # Non-blocking: a pipe in the folder must not hang the training job.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
+            with os.fdopen(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
                 _check_owner(status, path)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
@@ -243,7 +243,7 @@ class ProfileStore:
         lock = filelock.FileLock(self.folder / ".lock", mode=0o600)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(os.stat(self.folder), self.folder)
+            _check_owner(self.folder.stat(), self.folder)
             lock.acquire(timeout=LOCK_TIMEOUT_S)
         except filelock.Timeout as error:
             raise ProfileError(
@@ -285,11 +285,11 @@ class ProfileStore:
     def _write_atomically(self, path: Path, text: str) -> None:
         descriptor, temporary = tempfile.mkstemp(prefix=_TEMP_PREFIX, dir=self.folder)
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(descriptor)
-            os.replace(temporary, path)
+            Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise

@@ -50,7 +50,7 @@ def test_round_trip(samples, gpu, reason, totals, gain):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_json_cannot_keep_is_not_written(samples, value):
     verdict = dataclasses.replace(samples.verdict(), gain=value)
-    with pytest.raises(ProfileError, match="JSON|different"):
+    with pytest.raises(ProfileError, match=r"JSON|different"):
         dump_profile(dataclasses.replace(samples.profile(), verdicts=(verdict,)))
 
 
