@@ -2,6 +2,7 @@
 
 import sys
 import types
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -91,7 +92,7 @@ def test_a_chosen_pad_never_breaks_a_launch(
 
 
 class FakeLauncher:
-    launched: list = []
+    launched: ClassVar[list] = []
 
     def __call__(self, x, y, z, stream, function, packed, metadata, enter, leave, *args):
         FakeLauncher.launched.append((function, packed, args))
