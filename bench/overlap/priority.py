@@ -1,4 +1,4 @@
-"""The launch-attribute priority against a high-priority stream: `... priority.py OUT_DIR` (one GPU).
+"""Launch-attribute priority against a high-priority stream: `priority.py OUT_DIR` (one GPU).
 
 NCCL's own send kernel (a communicator of one rank that sends to itself: NCCL's footprint on one
 GPU) and the stand-in kernel paced at link speed are issued 150 us after a Triton GEMM of many waves
