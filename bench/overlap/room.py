@@ -1,9 +1,10 @@
 """Room beside a persistent kernel: `room.py OUT_DIR` (one GPU, sm_90 or newer).
 
 A one-warp kernel adds 256 MB, issued at high priority 200 us after a persistent cuBLAS GEMM
-started. It finds room only if registers and the carve-out step the SM is configured to leave some; a pad or
-the carve-out attribute on the GEMM can arrange the second. Arms are interleaved; the sum is checked
-exactly against an ordinary addition, and the GEMM's result bit for bit against the untouched one.
+started. It finds room only if registers and the carve-out step the SM is configured to leave some;
+a pad or the carve-out attribute on the GEMM can arrange the second. Arms are interleaved; the sum
+is checked exactly against an ordinary addition, the GEMM's result bit for bit against the untouched
+one.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def main() -> None:
                         samples.setdefault((arm, kind), []).append(sample)
         sm_mhz = clocks.clocks().sm_mhz
         for (arm, kind), values in samples.items():
-            alone, gemm_end, latency = (statistics.median(column) for column in zip(*values, strict=True))
+            columns = zip(*values, strict=True)
+            alone, gemm_end, latency = (statistics.median(column) for column in columns)
             row = facts.get(arm)
             rows.append(
                 {
