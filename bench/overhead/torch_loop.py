@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import overlapctl
 import results_file
 from overlapctl.launch.attach import ensure_attached
-
-import overlapctl
 
 ROUNDS = 15
 LAUNCHES = 2000

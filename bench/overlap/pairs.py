@@ -18,7 +18,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import results_file
-
 from overlapctl.device import open_device
 from overlapctl.measure.gpu import GpuRunner
 from overlapctl.measure.metrics import evaluate
@@ -101,8 +100,8 @@ def main() -> None:
     results_file.write(options.out, "pairs", rows, spec="cuda")
     for row in rows:
         print(
-            f"{row['run']} {row['compute'][:34]:34s} {row['comm'][:16]:16s} {row['arm']:22s} "
-            f"total {row['total']:.3f} +-{row['spread']:.1%} vs default {row['against_default']:.3f}"
+            f"{row['run']} {row['compute'][:34]:34s} {row['comm'][:16]:16s} {row['arm']:21s} "
+            f"total {row['total']:.3f} +-{row['spread']:.1%}, {row['against_default']:.3f} of default"
         )
 
 

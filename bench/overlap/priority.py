@@ -20,14 +20,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import results_file
-from overlapctl.specs import parse_compute
-
 import overlapctl
+import results_file
 from overlapctl.device import open_device
 from overlapctl.kernels.standin import StandIn
 from overlapctl.measure.nccl_self import NcclSelf
 from overlapctl.measure.workloads import build_workload
+from overlapctl.specs import parse_compute
 
 REPEATS = 9
 BYTES = 896 << 20

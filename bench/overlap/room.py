@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import results_file
-
 import overlapctl
+import results_file
 from overlapctl.device import open_device
 from overlapctl.kernels.one_warp import OneWarpKernel
 
