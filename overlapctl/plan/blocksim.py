@@ -1,0 +1,387 @@
+"""The engine of the simulation: blocks of several kernels on the SMs of one GPU, event by event.
+
+Blocks that started together on SMs that hold the same things end together, so the engine keeps
+*groups* of identical SMs, each with *cohorts* of identical blocks, and one event ends one cohort:
+16,384 blocks on 132 SMs are some tens of events. The reduction is exact under the rules below.
+
+Dispatch
+    Kernels of one stream run in order; a kernel is ready when its stream's previous kernel and the
+    kernels it depends on have ended. Ready kernels are served by priority, then in the order in
+    which they became ready. Blocks go to the SM with most free places first. As long as a block of
+    the kernel at the head of the line is pending, no block behind it is placed (head-of-line
+    rule): a large communication block of high priority thus drains SMs until it fits, and a
+    kernel behind a persistent or many-wave grid waits until that grid is wholly placed.
+Carve-out
+    An SM is configured to a shared-memory step when it is empty, for the kernel that comes in,
+    and keeps the step until it is empty again.
+Progress
+    A compute block advances at the share of its SM's throughput that the residency there gives it.
+    A gang (communication) kernel advances only while all its blocks are resident, then as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from overlapctl.plan.residency import (
+    blocks_per_sm,
+    carveout_step,
+    registers_per_warp,
+    smem_per_block,
+    warps_per_block,
+)
+from overlapctl.records import DeviceFacts, KernelFootprint
+
+__all__ = ["BlockSimulation", "Kernel", "Span"]
+
+_DONE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One launch.
+
+    Parameters
+    ----------
+    stream
+        Launches with the same stream name run one after the other.
+    work
+        Time in ms: for a compute kernel that of one block that has an SM for itself at full rate;
+        for a gang that of the whole kernel, alone.
+    curve
+        Compute only: throughput of an SM that holds n blocks of this kernel, in blocks per
+        ``work``; index n, 0 first.
+    gang
+        All blocks must be resident before any advances (communication kernels).
+    priority
+        Higher is served first.
+    issued
+        Earliest start in ms.
+    after
+        Indices of launches that must have ended.
+    latency
+        Time in ms between the end of what the launch waits for and its readiness.
+    uses_sms
+        False for transfers on the copy engines: no block is placed.
+    """
+
+    name: str
+    footprint: KernelFootprint
+    stream: str
+    work: float
+    curve: tuple[float, ...] = ()
+    gang: bool = False
+    priority: int = 0
+    issued: float = 0.0
+    after: tuple[int, ...] = ()
+    latency: float = 0.0
+    carveout: int = -1
+    uses_sms: bool = True
+
+
+@dataclass(frozen=True)
+class Span:
+    """When one launch was ready, had its first block placed, its last block placed, and ended."""
+
+    name: str
+    ready: float
+    first_placed: float
+    last_placed: float
+    end: float
+
+
+@dataclass
+class _Cohort:
+    """Blocks of one kernel that started together on each SM of a group."""
+
+    kernel: int
+    blocks: int
+    left: float
+
+
+@dataclass
+class _Group:
+    """SMs that hold the same blocks."""
+
+    sms: int
+    step: int
+    cohorts: list[_Cohort] = field(default_factory=list)
+
+    def held(self) -> dict[int, int]:
+        held: dict[int, int] = {}
+        for cohort in self.cohorts:
+            held[cohort.kernel] = held.get(cohort.kernel, 0) + cohort.blocks
+        return held
+
+    def split(self, sms: int) -> _Group:
+        """Take ``sms`` SMs out into a group of their own."""
+        self.sms -= sms
+        copies = [_Cohort(c.kernel, c.blocks, c.left) for c in self.cohorts]
+        return _Group(sms, self.step, copies)
+
+
+@dataclass
+class _State:
+    pending: int
+    ready: float = math.inf
+    order: int = 0
+    running: int = 0
+    left: float = 0.0
+    first: float = math.inf
+    last: float = math.inf
+    end: float = math.inf
+
+
+class BlockSimulation:
+    """Simulates a set of launches on one GPU.
+
+    Parameters
+    ----------
+    facts
+        The GPU.
+    kernels
+        Launches; those of one stream in launch order.
+    slowdowns
+        Called with the throughput at which each launch runs now (index: SMs' worth of its
+        full rate for compute, 1 for a gang); gives the factor (>= 1) by which each launch is
+        slowed by the others. ``None``: no contention.
+    kept_beside_gang
+        Share of its throughput that an SM keeps for compute blocks while a block of a gang is
+        resident there too.
+    """
+
+    def __init__(
+        self,
+        facts: DeviceFacts,
+        kernels: Sequence[Kernel],
+        slowdowns: Callable[[dict[int, float]], dict[int, float]] | None = None,
+        kept_beside_gang: float = 1.0,
+    ) -> None:
+        self._facts = facts
+        self._kernels = list(kernels)
+        self._slowdowns = slowdowns
+        self._kept = kept_beside_gang
+        self._states = [
+            _State(pending=k.footprint.blocks if k.uses_sms else 0) for k in self._kernels
+        ]
+        self._groups = [_Group(facts.sm_count, 0)]
+        self._room_cache: dict[tuple[int, int, tuple[tuple[int, int], ...]], int] = {}
+        self._orders = itertools.count(1)
+        self._previous = self._previous_in_stream()
+        self._now = 0.0
+
+    def run(self) -> list[Span]:
+        """Run until every launch has ended.
+
+        Returns
+        -------
+        list of Span
+            One for each launch, in their order.
+        """
+        for _ in range(1_000_000):
+            self._make_ready()
+            self._place()
+            if not self._advance():
+                break
+        else:
+            raise RuntimeError("the simulation does not end")
+        return [
+            Span(k.name, s.ready, s.first, s.last, s.end)
+            for k, s in zip(self._kernels, self._states, strict=True)
+        ]
+
+    # --- readiness ---------------------------------------------------------------------------
+
+    def _previous_in_stream(self) -> list[int | None]:
+        last: dict[str, int] = {}
+        previous: list[int | None] = []
+        for index, kernel in enumerate(self._kernels):
+            previous.append(last.get(kernel.stream))
+            last[kernel.stream] = index
+        return previous
+
+    def _ready_time(self, index: int) -> float:
+        kernel, previous = self._kernels[index], self._previous[index]
+        waits = [self._states[i].end for i in kernel.after]
+        if previous is not None:
+            waits.append(self._states[previous].end)
+        return max(kernel.issued, max(waits) + kernel.latency) if waits else kernel.issued
+
+    def _make_ready(self) -> None:
+        for index, state in enumerate(self._states):
+            if state.ready < math.inf or self._ready_time(index) > self._now + _DONE:
+                continue
+            state.ready = self._now
+            state.order = next(self._orders)
+            if not self._kernels[index].uses_sms:
+                state.first = state.last = self._now
+            if self._kernels[index].gang:
+                state.left = self._kernels[index].work
+
+    # --- placing -----------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        line = [i for i, s in enumerate(self._states) if s.ready < math.inf and s.pending > 0]
+        line.sort(key=lambda i: (-self._kernels[i].priority, self._states[i].order))
+        for index in line:
+            self._place_kernel(index)
+            if self._states[index].pending:
+                break  # head-of-line rule
+
+    def _place_kernel(self, index: int) -> None:
+        state = self._states[index]
+        while state.pending:
+            rooms = [(self._room(index, g), g) for g in self._groups]
+            room, group = max(rooms, key=lambda r: (r[0], -len(r[1].cohorts)))
+            if room == 0:
+                return
+            # Level the group down to the next fullest one, block by block on all its SMs.
+            others = [r for r, g in rooms if g is not group and r < room]
+            level = room - (max(others) if others else 0)
+            each = min(level, state.pending // group.sms)
+            if each == 0:
+                group_part = group.split(state.pending)
+                self._groups.append(group_part)
+                group, each = group_part, 1
+            self._put(index, group, each)
+            state.pending -= each * group.sms
+
+    def _put(self, index: int, group: _Group, each: int) -> None:
+        kernel, state = self._kernels[index], self._states[index]
+        if not group.cohorts:
+            group.step = carveout_step(self._facts, kernel.footprint, kernel.carveout)
+        work = math.inf if kernel.gang else 1.0
+        for cohort in group.cohorts:
+            if cohort.kernel == index and cohort.left == work:
+                cohort.blocks += each
+                break
+        else:
+            group.cohorts.append(_Cohort(index, each, work))
+        state.running += each * group.sms
+        state.first = min(state.first, self._now)
+        if state.pending == each * group.sms:
+            state.last = self._now
+
+    def _room(self, index: int, group: _Group) -> int:
+        key = (index, group.step if group.cohorts else -1, tuple(sorted(group.held().items())))
+        if key not in self._room_cache:
+            self._room_cache[key] = self._count_room(index, group)
+        return self._room_cache[key]
+
+    def _count_room(self, index: int, group: _Group) -> int:
+        facts, kernel = self._facts, self._kernels[index]
+        own = blocks_per_sm(facts, kernel.footprint, carveout=kernel.carveout)
+        held = group.held()
+        if not held:
+            return own
+        registers = smem = warps = slots = 0
+        for other, blocks in held.items():
+            footprint = self._kernels[other].footprint
+            block_warps = warps_per_block(facts, footprint)
+            registers += blocks * block_warps * registers_per_warp(facts, footprint)
+            warps += blocks * block_warps
+            smem += blocks * smem_per_block(facts, footprint)
+            slots += blocks
+        parts = facts.subpartitions
+        per_warp = max(1, registers_per_warp(facts, kernel.footprint))
+        by_registers = int((facts.registers_per_sm - registers) / parts // per_warp) * parts
+        by_slots = facts.max_threads_per_sm // facts.warp_size - warps
+        mine = warps_per_block(facts, kernel.footprint)
+        room = min(
+            max(0, min(by_registers, by_slots)) // mine,
+            max(0, group.step - smem) // max(1, smem_per_block(facts, kernel.footprint)),
+            facts.max_blocks_per_sm - slots,
+            own - held.get(index, 0),
+        )
+        return max(0, room)
+
+    # --- progress ----------------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Move to the next event; False if nothing can happen any more."""
+        throughput, rates = self._rates()
+        gangs = [i for i in range(len(self._kernels)) if self._gang_runs(i)]
+        throughput.update(dict.fromkeys(gangs, 1.0))
+        slow = self._slowdowns(throughput) if self._slowdowns else {}
+        wait = self._time_to_next_ready()
+        for cohort, rate in rates:
+            wait = min(wait, cohort.left / rate * slow.get(cohort.kernel, 1.0))
+        for i in gangs:
+            wait = min(wait, self._states[i].left * slow.get(i, 1.0))
+        if wait == math.inf:
+            return False
+        self._now += wait
+        for cohort, rate in rates:
+            cohort.left -= wait * rate / slow.get(cohort.kernel, 1.0)
+        for i in gangs:
+            self._states[i].left -= wait / slow.get(i, 1.0)
+        self._retire(gangs)
+        return True
+
+    def _rates(self) -> tuple[dict[int, float], list[tuple[_Cohort, float]]]:
+        throughput: dict[int, float] = {}
+        rates: list[tuple[_Cohort, float]] = []
+        for group in self._groups:
+            held = group.held()
+            shared = any(self._kernels[i].gang for i in held)
+            compute = sum(n for i, n in held.items() if not self._kernels[i].gang)
+            for cohort in group.cohorts:
+                kernel = self._kernels[cohort.kernel]
+                if kernel.gang:
+                    continue
+                # Blocks of two compute kernels (tail of one, head of the next) share by number.
+                sm = kernel.curve[min(compute, len(kernel.curve) - 1)]
+                rate = sm / compute / kernel.work * (self._kept if shared else 1.0)
+                rates.append((cohort, rate))
+                done = throughput.get(cohort.kernel, 0.0)
+                throughput[cohort.kernel] = done + rate * kernel.work * cohort.blocks * group.sms
+        return throughput, rates
+
+    def _gang_runs(self, index: int) -> bool:
+        kernel, state = self._kernels[index], self._states[index]
+        return (
+            kernel.gang and state.ready < math.inf and not state.pending and state.end == math.inf
+        )
+
+    def _time_to_next_ready(self) -> float:
+        waits = [
+            self._ready_time(i) - self._now
+            for i, s in enumerate(self._states)
+            if s.ready == math.inf
+        ]
+        return max(0.0, min(waits, default=math.inf))
+
+    def _retire(self, gangs: list[int]) -> None:
+        for i in gangs:
+            if self._states[i].left <= _DONE:
+                self._states[i].end = self._now
+        for group in self._groups:
+            kept = []
+            for cohort in group.cohorts:
+                state = self._states[cohort.kernel]
+                if cohort.left <= _DONE or state.end < math.inf:
+                    state.running -= cohort.blocks * group.sms
+                else:
+                    kept.append(cohort)
+            group.cohorts = kept
+        for state in self._states:
+            if state.end == math.inf and state.ready < math.inf:
+                over = not state.running and not state.pending
+                if over and state.first < math.inf and state.left <= _DONE:
+                    state.end = self._now
+        self._merge()
+
+    def _merge(self) -> None:
+        """Join groups that have become alike, so that their number stays small."""
+        merged: dict[tuple[object, ...], _Group] = {}
+        for group in self._groups:
+            cohorts = tuple(sorted((c.kernel, c.blocks, round(c.left, 9)) for c in group.cohorts))
+            key = (group.step if cohorts else -1, cohorts)
+            if key in merged:
+                merged[key].sms += group.sms
+            else:
+                merged[key] = group
+        self._groups = [g for g in merged.values() if g.sms]

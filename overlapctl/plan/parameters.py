@@ -1,0 +1,71 @@
+"""The simulation's few fitted parameters, each with its meaning, per GPU model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlapctl.records import DeviceFacts
+
+__all__ = ["SimulationParameters", "parameters_for"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationParameters:
+    """What the simulation cannot take from data sheets.
+
+    Parameters
+    ----------
+    load_latency_us
+        Time from a GEMM block's request for a stage of its operands to their arrival, in us: a
+        block finishes one K step per latency and stage in flight, until the SM saturates.
+    gemm_sharpness, memory_sharpness
+        How sharply an SM's throughput bends from "proportional to resident blocks" to
+        "saturated", for GEMMs and for memory-bound kernels (exponent p of x / (1 + x^p)^(1/p)).
+    memory_knee_warps
+        Resident warps per SM at which a memory-bound kernel's proportional and saturated
+        throughputs meet.
+    thrash_onset, thrash_slope
+        Cache effect of residency: beyond ``thrash_onset`` times the blocks that saturate an SM,
+        each further multiple costs ``thrash_slope`` of the throughput, because more operand tiles
+        are in flight than stay in the caches.
+    comm_on_compute_memory, comm_on_compute_gemm
+        Slow-down of compute blocks everywhere (fraction) while a communication kernel moves
+        data: memory-bound kernels, GEMMs.
+    light_traffic
+        The light kernel's memory traffic for the same payload, relative to NCCL's.
+    compute_on_comm_memory, compute_on_comm_gemm
+        Slow-down of a communication kernel (fraction) beside a saturating memory-bound kernel,
+        and beside a GEMM per unit of queueing (requests in flight beyond saturation).
+    kept_beside_comm
+        Share of its throughput an SM keeps for compute blocks while a block of a light
+        communication kernel is resident on it.
+    launch_gap_us
+        Time from the end of a kernel to the readiness of one that waits for it on another
+        stream, us.
+    noise
+        Relative standard deviation of one measured time (used by the simulated runner only).
+    """
+
+    load_latency_us: float = 0.78
+    gemm_sharpness: float = 6.0
+    memory_sharpness: float = 2.2
+    memory_knee_warps: float = 24.0
+    thrash_onset: float = 1.6
+    thrash_slope: float = 0.4
+    comm_on_compute_memory: float = 0.05
+    comm_on_compute_gemm: float = 0.03
+    light_traffic: float = 0.7
+    compute_on_comm_memory: float = 0.25
+    compute_on_comm_gemm: float = 0.45
+    kept_beside_comm: float = 0.5
+    launch_gap_us: float = 4.0
+    noise: float = 0.007
+
+
+_H200 = SimulationParameters()
+
+
+def parameters_for(facts: DeviceFacts) -> SimulationParameters:
+    """Parameters of a GPU model: those fitted on H200, and the same as defaults for the rest."""
+    del facts  # Only one GPU model has been calibrated.
+    return _H200

@@ -1,0 +1,312 @@
+"""Footprints and times alone of the workloads a case names, on a GPU that never ran them.
+
+Used by the simulated device and by plans without measurement; wherever a kernel can be observed,
+its real footprint and time alone replace these. Efficiencies are those seen on H200; they are
+ratios to the GPU's own rates and so carry over in the first order.
+"""
+
+from __future__ import annotations
+
+import math
+
+from overlapctl.plan.parameters import SimulationParameters, parameters_for
+from overlapctl.plan.residency import blocks_per_sm
+from overlapctl.plan.simulate import CommWork, ComputeWork
+from overlapctl.plan.throughput import OccupancyCurve
+from overlapctl.records import CommSpec, ComputeSpec, DeviceFacts, KernelFootprint
+
+__all__ = [
+    "comm_footprint",
+    "comm_work",
+    "compute_footprint",
+    "compute_work",
+    "gemm_curve",
+    "memory_curve",
+]
+
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+# Registers per thread as compiled for sm_90 (Triton 3.x) for tiles that are used often.
+_TILE_REGISTERS: dict[tuple[int, ...], int] = {
+    (32, 32, 64, 4, 2): 56,
+    (64, 64, 64, 4, 2): 72,
+    (64, 64, 64, 4, 3): 64,
+    (128, 128, 32, 8, 2): 96,
+    (128, 256, 64, 8, 3): 196,
+}
+
+# Shares of the GPU's own rates that kernels reach, from H200.
+_VENDOR_GEMM = {"bf16": 0.78, "fp16": 0.78, "fp32": 0.76}
+_ATTENTION = 0.60
+_ELEMENTWISE = 0.88
+_LAYERNORM = 0.52
+# Operand bytes an SM draws from the L2 per us at saturation; a tiled GEMM with little reuse in
+# shared memory is bound by this (9.9 TB/s over 132 SMs: tiles of 32 and of 64).
+_L2_BYTES_PER_SM_US = 75_000.0
+_TILED_GEMM_PEAK = 0.70
+
+# Collectives: share of the link rate, and start-up time in ms, per path.
+_LINK_SHARE = {"nccl": 0.9, "light": 0.93, "copy": 1.0}
+_START_MS = {"nccl": 0.16, "light": 0.10, "copy": 0.05, "standin": 0.02}
+_RANKS = 2
+
+
+def compute_footprint(facts: DeviceFacts, spec: ComputeSpec) -> KernelFootprint:
+    """Footprint of the dominant kernel of a compute workload."""
+    if spec.op == "gemm" and spec.tile:
+        return _tile_footprint(facts, spec)
+    if spec.op == "gemm":
+        return _vendor_gemm_footprint(facts, spec)
+    if spec.op == "attention":
+        batch, heads, sequence, _ = spec.shape
+        tiles = batch * heads * -(-sequence // 128)
+        return KernelFootprint(
+            name="sdpa_flash_fprop",
+            threads=384,
+            registers=168,
+            dynamic_smem=facts.smem_per_block_optin,
+            blocks=min(tiles, facts.sm_count),
+        )
+    elements = math.prod(spec.shape)
+    if spec.op == "layernorm":
+        return KernelFootprint(
+            name="vectorized_layer_norm_kernel",
+            threads=128,
+            registers=32,
+            dynamic_smem=24,
+            blocks=spec.shape[0],
+        )
+    per_block = 128 * 16 // _BYTES[spec.dtype]
+    return KernelFootprint(
+        name="vectorized_elementwise_kernel",
+        threads=128,
+        registers=32,
+        blocks=max(1, -(-elements // per_block)),
+    )
+
+
+def compute_work(
+    facts: DeviceFacts,
+    spec: ComputeSpec,
+    *,
+    footprint: KernelFootprint | None = None,
+    alone_ms: float | None = None,
+    parameters: SimulationParameters | None = None,
+) -> ComputeWork:
+    """Compute side of a simulation.
+
+    Parameters
+    ----------
+    footprint, alone_ms
+        Observed values; estimated where ``None``. ``alone_ms`` is for all repeats, untouched.
+    """
+    parameters = parameters or parameters_for(facts)
+    footprint = footprint or compute_footprint(facts, spec)
+    alone = alone_ms if alone_ms is not None else _alone_ms(facts, spec, footprint, parameters)
+    is_memory = spec.op in ("elementwise", "layernorm")
+    if is_memory:
+        curve = memory_curve(facts, footprint, parameters)
+    elif spec.tile:
+        curve = gemm_curve(
+            facts, footprint, _flops(spec) / (alone / spec.repeats), spec.tile, parameters
+        )
+    else:
+        curve = OccupancyCurve(
+            knee=max(1.0, blocks_per_sm(facts, footprint) / 1.0),
+            sharpness=parameters.gemm_sharpness,
+        )
+    return ComputeWork(
+        footprint=footprint,
+        alone_ms=alone,
+        curve=curve,
+        bound="memory" if is_memory else "gemm",
+        launches=spec.repeats,
+    )
+
+
+def memory_curve(
+    facts: DeviceFacts, footprint: KernelFootprint, parameters: SimulationParameters
+) -> OccupancyCurve:
+    """Throughput of a memory-bound kernel over residency: resident warps hide the latency."""
+    warps = -(-footprint.threads // facts.warp_size)
+    return OccupancyCurve(
+        knee=parameters.memory_knee_warps / warps, sharpness=parameters.memory_sharpness
+    )
+
+
+def gemm_curve(
+    facts: DeviceFacts,
+    footprint: KernelFootprint,
+    flops_per_ms: float,
+    tile: tuple[int, ...],
+    parameters: SimulationParameters,
+) -> OccupancyCurve:
+    """Throughput of a tiled GEMM over residency.
+
+    A block finishes one K step per ``load_latency_us`` and stage in flight; what the SM saturates
+    at follows from the rate ``flops_per_ms`` that was seen at the natural residency.
+    """
+    per_block = _proportional_rate(tile, parameters)
+    natural = max(1, blocks_per_sm(facts, footprint))
+    ratio = flops_per_ms / 1e3 / facts.sm_count / per_block  # blocks' worth that an SM did
+    low, high = 0.01, 1.5 * natural
+    ratio = min(
+        ratio,
+        _curve(high, parameters).throughput(natural),
+    )
+    for _ in range(50):
+        knee = (low + high) / 2
+        if _curve(knee, parameters).throughput(natural) < ratio:
+            low = knee
+        else:
+            high = knee
+    return _curve(high, parameters)
+
+
+def comm_footprint(facts: DeviceFacts, spec: CommSpec) -> KernelFootprint:
+    """Footprint of the kernel that moves the data.
+
+    NCCL 2.28 (96 registers; 544 threads over NVLink, 288 over PCIe; 24 blocks on NVLink), the
+    light symmetric-memory kernel, or one block that stands for a copy-engine transfer.
+    """
+    if spec.path == "light":
+        return KernelFootprint(name="light", threads=512, registers=40, blocks=24)
+    if spec.path == "copy":
+        return KernelFootprint(name="copy-engine", threads=1, registers=0, blocks=0)
+    fast_link = facts.rates.link_gbps > 100
+    static = 22592 if facts.smem_per_sm > 200 * 1024 else 7104
+    dynamic = 82240
+    return KernelFootprint(
+        name="nccl",
+        threads=544 if fast_link else 288,
+        registers=96,
+        static_smem=static,
+        dynamic_smem=min(dynamic, facts.smem_per_block_optin - static),
+        blocks=24 if fast_link else 8,
+    )
+
+
+def comm_work(
+    facts: DeviceFacts,
+    spec: CommSpec,
+    *,
+    alone_ms: float | None = None,
+    launches: int = 1,
+    parameters: SimulationParameters | None = None,
+) -> CommWork:
+    """Communication side of a simulation, for two ranks; ``alone_ms`` is for all launches."""
+    parameters = parameters or parameters_for(facts)
+    rates = facts.rates
+    if alone_ms is None:
+        if spec.op == "local_copy" or spec.path == "standin":
+            gbps = rates.hbm_gbps / 2 if spec.path == "copy" else min(rates.hbm_gbps / 2, 600.0)
+            moved = float(spec.size_bytes)
+        else:
+            share = {"all_reduce": 2 * (_RANKS - 1) / _RANKS, "all_gather": float(_RANKS - 1)}
+            moved = spec.size_bytes * share.get(spec.op, (_RANKS - 1) / _RANKS)
+            gbps = rates.link_gbps * _LINK_SHARE[spec.path]
+        alone_ms = launches * (_START_MS[spec.path] + moved / gbps / 1e6)
+    return CommWork(
+        footprint=comm_footprint(facts, spec),
+        alone_ms=alone_ms,
+        launches=launches,
+        uses_sms=spec.path != "copy",
+        traffic=parameters.light_traffic if spec.path in ("light", "copy") else 1.0,
+    )
+
+
+def _curve(knee: float, parameters: SimulationParameters) -> OccupancyCurve:
+    return OccupancyCurve(
+        knee=knee,
+        sharpness=parameters.gemm_sharpness,
+        thrash_onset=parameters.thrash_onset,
+        thrash_slope=parameters.thrash_slope,
+    )
+
+
+def _proportional_rate(tile: tuple[int, ...], parameters: SimulationParameters) -> float:
+    """Flop per us of one block that only waits for its loads."""
+    block_m, block_n, block_k, _, stages = tile
+    return 2.0 * block_m * block_n * block_k * max(1, stages - 1) / parameters.load_latency_us
+
+
+def _flops(spec: ComputeSpec) -> float:
+    if spec.op == "gemm":
+        return 2.0 * math.prod(spec.shape)
+    batch, heads, sequence, dim = spec.shape
+    return 4.0 * batch * heads * sequence * sequence * dim
+
+
+def _alone_ms(
+    facts: DeviceFacts,
+    spec: ComputeSpec,
+    footprint: KernelFootprint,
+    parameters: SimulationParameters,
+) -> float:
+    rates = facts.rates
+    matrix = rates.fp32_tflops if spec.dtype == "fp32" else rates.tensor_tflops
+    if spec.op in ("elementwise", "layernorm"):
+        share = _ELEMENTWISE if spec.op == "elementwise" else _LAYERNORM
+        moved = 2.0 * math.prod(spec.shape) * _BYTES[spec.dtype]
+        return spec.repeats * moved / (rates.hbm_gbps * share * 1e6)
+    if spec.op == "attention":
+        return spec.repeats * _flops(spec) / (matrix * _ATTENTION * 1e9)
+    if not spec.tile:
+        return spec.repeats * _flops(spec) / (matrix * _VENDOR_GEMM[spec.dtype] * 1e9)
+    block_m, block_n = spec.tile[:2]
+    reuse = 2.0 * block_m * block_n / ((block_m + block_n) * _BYTES[spec.dtype])  # flop per byte
+    by_l2 = _L2_BYTES_PER_SM_US * reuse
+    by_math = matrix * _TILED_GEMM_PEAK * 1e6 / facts.sm_count
+    per_block = _proportional_rate(spec.tile, parameters)
+    knee = min(by_l2, by_math) / per_block
+    natural = max(1, blocks_per_sm(facts, footprint))
+    rate = per_block * _curve(knee, parameters).throughput(natural) * facts.sm_count
+    return spec.repeats * _flops(spec) / rate / 1e3
+
+
+def _tile_footprint(facts: DeviceFacts, spec: ComputeSpec) -> KernelFootprint:
+    block_m, block_n, block_k, warps, stages = spec.tile
+    m, n, _ = spec.shape
+    size = _BYTES[spec.dtype]
+    # Tiles of at least 64 rows per warp group use wgmma on sm_90 and buffer every stage; the
+    # others keep one stage in registers (as compiled).
+    wgmma = facts.arch == "sm_90" and block_m >= 64 and warps % 4 == 0 and size == 2
+    buffers = stages if wgmma else max(1, stages - 1)
+    accumulators = block_m * block_n // (warps * facts.warp_size)
+    registers = _TILE_REGISTERS.get(spec.tile, min(255, max(56, 35 + accumulators * 9 // 8)))
+    return KernelFootprint(
+        name="gemm_kernel",
+        threads=warps * facts.warp_size,
+        registers=registers,
+        dynamic_smem=buffers * (block_m + block_n) * block_k * size,
+        blocks=-(-m // block_m) * -(-n // block_n),
+    )
+
+
+def _vendor_gemm_footprint(facts: DeviceFacts, spec: ComputeSpec) -> KernelFootprint:
+    m, n, _ = spec.shape
+    if spec.dtype == "fp32":
+        return KernelFootprint(
+            name="sgemm_256x128",
+            threads=256,
+            registers=254,
+            dynamic_smem=min(67584, facts.smem_per_block_optin),
+            blocks=-(-m // 256) * -(-n // 128),
+        )
+    persistent = facts.arch in ("sm_90", "sm_100", "sm_120")
+    if persistent:
+        smem = 188636 if m * n >= 8192 * 8192 else 213188
+        return KernelFootprint(
+            name="nvjet",
+            threads=384,
+            registers=168,
+            dynamic_smem=min(smem, facts.smem_per_block_optin),
+            blocks=min(facts.sm_count, -(-m // 128) * -(-n // 256)),
+        )
+    return KernelFootprint(
+        name="ampere_bf16_s16816gemm_256x128",
+        threads=256,
+        registers=234,
+        dynamic_smem=min(98304, facts.smem_per_block_optin),
+        blocks=-(-m // 256) * -(-n // 128),
+    )
