@@ -193,20 +193,36 @@ class ProfileStore:
         ProfileError
             If there is no such file, or it cannot be deleted.
         """
-        found = [e.path for e in self.entries() if name in (e.path.name, e.path.stem)]
-        if not found:
-            raise ProfileError(
-                f"no profile is called {name!r} in {self.folder}",
-                remedy="`overlapctl profiles list` shows the names",
-            )
+        path = self._named(name).path
         with self._locked():
-            try:
-                found[0].unlink()
-            except OSError as error:
-                raise self._folder_error("change", error) from error
-        return found[0]
+            path.unlink(missing_ok=True)
+        return path
+
+    def named(self, name: str) -> Profile:
+        """Read one file of the folder, whatever its key.
+
+        Parameters
+        ----------
+        name
+            As for :meth:`remove`.
+
+        Raises
+        ------
+        ProfileError
+            If there is no such file, or it cannot be used.
+        """
+        return self._read(self._named(name).path)
 
     # --- reading ------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> Entry:
+        for entry in self.entries():
+            if name in (entry.path.name, entry.path.stem):
+                return entry
+        raise ProfileError(
+            f"no profile is called {name!r} in {self.folder}",
+            remedy="`overlapctl profiles list` shows the names",
+        )
 
     def _entry(self, path: Path) -> Entry:
         if ".broken-" in path.name:
