@@ -101,7 +101,7 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['run']} {row['compute'][:34]:34s} {row['comm'][:16]:16s} {row['arm']:21s} "
-            f"total {row['total']:.3f} +-{row['spread']:.1%}, {row['against_default']:.3f} of default"
+            f"{row['total']:.3f} +-{row['spread']:.1%}, {row['against_default']:.3f} of default"
         )
 
 
