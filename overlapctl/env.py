@@ -4,8 +4,9 @@
 ``OVERLAPCTL_CACHE_DIR``   Folder for profiles instead of the user's cache folder.
 ``OVERLAPCTL_DISABLE``     ``1``: the shim never attaches and ``overlap()`` changes nothing.
 ``OVERLAPCTL_SHIM``        Set by ``overlapctl run`` for the preloaded shim: its own path.
-``OVERLAPCTL_POLICY``      Set by ``overlapctl run --profile/--max-blocks ...``: the policy (JSON)
-                           that is in force from the program's start.
+``OVERLAPCTL_POLICY``      Set by ``overlapctl run``: the policy in force from the program's start,
+                           as ``key=value;...`` (``launch/policy_text.py`` has the keys). Read by the
+                           preloaded shim only; parts it does not understand are left out.
 =========================  ======================================================================
 """
 
