@@ -5,8 +5,8 @@
 ``OVERLAPCTL_DISABLE``     ``1``: the shim never attaches and ``overlap()`` changes nothing.
 ``OVERLAPCTL_SHIM``        Set by ``overlapctl run`` for the preloaded shim: its own path.
 ``OVERLAPCTL_POLICY``      Set by ``overlapctl run``: the policy in force from the program's start,
-                           as ``key=value;...`` (``launch/policy_text.py`` has the keys). Read by the
-                           preloaded shim only; parts it does not understand are left out.
+                           as ``key=value;...`` (keys: ``launch/policy_text.py``). Only the
+                           preloaded shim reads it; what it does not understand is left out.
 =========================  ======================================================================
 """
 

@@ -81,7 +81,7 @@ def child_environment(environ: Mapping[str, str], shim: Path, policy: Policy) ->
     path = str(shim.resolve())
     if any(c in path for c in " :\t\n"):
         raise UsageError(
-            f"the shim's path {path!r} has a space or colon, which LD_PRELOAD takes for a separator",
+            f"the shim's path {path!r} has a space or colon, a separator in LD_PRELOAD",
             remedy="install overlapctl into an environment whose path has none",
         )
     try:

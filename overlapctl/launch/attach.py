@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 import warnings
@@ -22,7 +21,7 @@ from overlapctl.launch.conflicts import find_conflicts
 from overlapctl.launch.shim import AttachReport, Shim, Status, load
 from overlapctl.launch.verify import Verification, verify
 
-__all__ = ["Attachment", "ensure_attached"]
+__all__ = ["Attachment", "current_attachment", "ensure_attached"]
 
 DRIVER = "libcuda.so.1"
 
@@ -87,6 +86,11 @@ def ensure_attached(driver: str | None = None) -> Attachment:
         return _attachment
 
 
+def current_attachment() -> Attachment | None:
+    """Tell how the shim is attached, if :func:`ensure_attached` has done so in this process."""
+    return _attachment
+
+
 def _attach(driver: str | None) -> Attachment:
     if env.is_disabled():
         raise AttachError(f"{env.DISABLE} is set", remedy=f"unset {env.DISABLE} to shape launches")
@@ -140,7 +144,7 @@ def _preloaded_or_attached(shim: Shim) -> Attachment:
 
 def _has_gpu() -> bool:
     return Path("/dev/dxg").exists() or any(
-        name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev")
+        node.name[len("nvidia") :].isdigit() for node in Path("/dev").glob("nvidia*")
     )
 
 
