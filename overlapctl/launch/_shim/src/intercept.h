@@ -1,8 +1,8 @@
 /* What attaching and the rest of the shim know of each other.
  *
- * Attachment (detour.c, preload.c) makes driver calls arrive at `hook`; the core does its work there
- * and calls on through `*original`. Attachment must store `*original`, and call ovl_set_driver,
- * before a hook can be reached. */
+ * Attachment (detour.c, preload.c) makes driver calls arrive at `hook`; the core does its work
+ * there and calls on through `*original`. Attachment must store `*original`, and call
+ * ovl_set_driver, before a hook can be reached. */
 #ifndef OVERLAPCTL_INTERCEPT_H
 #define OVERLAPCTL_INTERCEPT_H
 
@@ -39,8 +39,8 @@ extern const size_t ovl_entry_count;
  * times; not on the launch path. */
 void ovl_set_driver(void *(*lookup)(const char *symbol));
 
-/* An ovl_attachment, set by attachment once it is complete; ovl_attachment_state() reads it. Defined
- * by the core. */
+/* An ovl_attachment, set by attachment once it is complete; ovl_attachment_state() reads it.
+ * Defined by the core. */
 extern _Atomic int ovl_attachment_now;
 
 #endif

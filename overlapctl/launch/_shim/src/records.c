@@ -1,0 +1,204 @@
+/* The ring of launch records, the process-wide counters and the clock.
+ *
+ * A slot carries 2n+1 while record n is being written and 2n+2 once it is complete. A writer takes
+ * a slot with compare-and-swap; if another is still writing there (it slept for a whole lap), the
+ * newer record is given up. Readers copy and check the number again: they never hold a writer up.
+ */
+#include "state.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <x86intrin.h>
+#endif
+
+enum { RING = 8192, WORDS = (sizeof(ovl_record) + 7) / 8, PATIENCE = 256 };
+
+struct ovl_globals ovl_globals;
+
+static struct {
+  _Alignas(128) _Atomic uint64_t number;
+  _Atomic uint64_t words[WORDS];
+} ring[RING];
+
+static _Alignas(128) _Atomic uint64_t head;
+static _Atomic uint64_t base; /* records before it were forgotten */
+static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t consumed, lost;
+
+/* ---- clock: the processor's counter where it is steady, else the monotonic clock ---------------
+ */
+
+static _Atomic int clock_ready; /* 1: counter, 2: monotonic clock */
+static uint64_t first_ticks, first_ns;
+static double ns_per_tick;
+
+static uint64_t monotonic_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline uint64_t ticks_now(void) {
+#if defined(__x86_64__)
+  if (OVL_LIKELY(OVL_LOAD(clock_ready) == 1))
+    return __rdtsc();
+#endif
+  return monotonic_ns();
+}
+
+void ovl_records_start(void) {
+  if (atomic_load_explicit(&clock_ready, memory_order_acquire))
+    return;
+  pthread_mutex_lock(&reading);
+  if (!OVL_LOAD(clock_ready)) {
+    int kind = 2;
+#if defined(__x86_64__)
+    unsigned a, b, c, d = 0;
+    if (__get_cpuid(0x80000007, &a, &b, &c, &d) && d & 1u << 8) {
+      kind = 1;
+      first_ns = monotonic_ns();
+      first_ticks = __rdtsc();
+    }
+#endif
+    atomic_store_explicit(&clock_ready, kind, memory_order_release);
+  }
+  pthread_mutex_unlock(&reading);
+}
+
+/* With the lock held. The rate is fixed at the first reading at least 10 ms after the start, when
+ * the two clocks' reading errors (some 100 ns) are 10 parts in a million; provisional before. */
+static double clock_rate(void) {
+#if defined(__x86_64__)
+  if (OVL_LOAD(clock_ready) == 1 && ns_per_tick == 0) {
+    uint64_t ns = monotonic_ns() - first_ns, ticks = __rdtsc() - first_ticks;
+    double rate = ticks ? (double)ns / (double)ticks : 1;
+    if (ns >= 10000000)
+      ns_per_tick = rate;
+    return rate;
+  }
+#endif
+  return ns_per_tick;
+}
+
+static uint64_t to_ns(uint64_t ticks, double rate) {
+  if (OVL_LOAD(clock_ready) != 1)
+    return ticks;
+  return first_ns + (uint64_t)((double)(int64_t)(ticks - first_ticks) * rate);
+}
+
+/* ---- ring ------------------------------------------------------------------------------------ */
+
+void ovl_record_write(const ovl_record *record) {
+  uint64_t n = OVL_ADD(head, 1);
+  __typeof__(ring[0]) *slot = &ring[n % RING];
+  uint64_t words[WORDS] = {0};
+  memcpy(words, record, sizeof *record);
+  words[offsetof(ovl_record, sequence) / 8] = n;
+  words[offsetof(ovl_record, ticks) / 8] = ticks_now();
+  uint64_t now = OVL_LOAD(slot->number);
+  if (now & 1 || now > 2 * n ||
+      !atomic_compare_exchange_strong_explicit(&slot->number, &now, 2 * n + 1, memory_order_acq_rel,
+                                               memory_order_relaxed))
+    return;
+  for (size_t i = 0; i < WORDS; ++i)
+    atomic_store_explicit(&slot->words[i], words[i], memory_order_relaxed);
+  atomic_store_explicit(&slot->number, 2 * n + 2, memory_order_release);
+}
+
+/* 1: copied, 0: not written yet, -1: overwritten. */
+static int read_slot(uint64_t n, ovl_record *out) {
+  __typeof__(ring[0]) *slot = &ring[n % RING];
+  uint64_t number = atomic_load_explicit(&slot->number, memory_order_acquire);
+  if (number < 2 * n + 2)
+    return 0;
+  uint64_t words[WORDS];
+  for (size_t i = 0; i < WORDS; ++i)
+    words[i] = OVL_LOAD(slot->words[i]);
+  atomic_thread_fence(memory_order_acquire);
+  if (number != 2 * n + 2 || OVL_LOAD(slot->number) != number)
+    return -1;
+  memcpy(out, words, sizeof *out);
+  return 1;
+}
+
+size_t ovl_records_read(uint64_t *next, ovl_record *out, size_t capacity) {
+  if (!next || (capacity && !out))
+    return 0;
+  size_t copied = 0;
+  pthread_mutex_lock(&reading);
+  double rate = clock_rate();
+  uint64_t end = OVL_LOAD(head), n = *next, first = OVL_LOAD(base);
+  if (n < first)
+    n = first;
+  if (consumed < first)
+    consumed = first;
+  if (end > RING && n < end - RING)
+    n = end - RING;
+  while (copied < capacity && n < end) {
+    int state = read_slot(n, &out[copied]);
+    if (state == 0 && end - n <= PATIENCE)
+      break; /* being written: next time */
+    if (state == 1) {
+      out[copied].ticks = to_ns(out[copied].ticks, rate);
+      ++copied;
+      if (n >= consumed) {
+        lost += n - consumed;
+        consumed = n + 1;
+      }
+    }
+    ++n;
+  }
+  *next = n;
+  pthread_mutex_unlock(&reading);
+  return copied;
+}
+
+uint64_t ovl_records_dropped(void) {
+  pthread_mutex_lock(&reading);
+  uint64_t first = OVL_LOAD(base), from = consumed > first ? consumed : first;
+  uint64_t end = OVL_LOAD(head), count = lost;
+  if (end > from + RING)
+    count += end - RING - from;
+  pthread_mutex_unlock(&reading);
+  return count;
+}
+
+static void forget(void) {
+  OVL_STORE(base, OVL_LOAD(head));
+  lost = 0;
+}
+
+static void zero_globals(void) {
+  OVL_STORE(ovl_globals.cooperative, 0);
+  OVL_STORE(ovl_globals.graph_launches, 0);
+  OVL_STORE(ovl_globals.unknown, 0);
+  OVL_STORE(ovl_globals.unknown_rows, 0);
+  OVL_STORE(ovl_globals.retired_failures, 0);
+  for (int i = 0; i < OVL_COUNTS; ++i)
+    OVL_STORE(ovl_globals.retired[i], 0);
+}
+
+void ovl_records_reset(void) {
+  pthread_mutex_lock(&reading);
+  forget();
+  zero_globals();
+  pthread_mutex_unlock(&reading);
+}
+
+/* A writer of the parent that was interrupted in the middle left its slot marked as being written.
+ */
+void ovl_records_after_fork(void) {
+  pthread_mutex_init(&reading, NULL);
+  for (size_t i = 0; i < RING; ++i) {
+    uint64_t number = OVL_LOAD(ring[i].number);
+    if (number & 1)
+      OVL_STORE(ring[i].number, number - 1);
+  }
+  forget();
+  zero_globals();
+}
