@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import overlapctl
-from overlapctl.cli import doctor, profiles, tune
+from overlapctl.cli import doctor, profiles, run, tune
 from overlapctl.errors import OverlapctlError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
+app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.add_typer(profiles.app, name="profiles")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,19 +163,15 @@ def _installed(package: str) -> str | None:
 
 
 def _shim(device: Device) -> list[Check]:
-    import overlapctl.launch
+    from overlapctl.launch.conflicts import find_conflicts
+    from overlapctl.launch.shim import library_path, load
 
-    libraries = sorted(Path(overlapctl.launch.__file__).parent.glob("*.so"))
-    if not libraries:
-        return [
-            Check(
-                "shim",
-                Status.FAIL,
-                "not built: no launch can be shaped",
-                "pip install . (needs a C compiler and cmake), or `make setup` in a clone",
-            )
-        ]
-    checks = [Check("shim", Status.PASS, f"built: {libraries[0].name}")]
+    try:
+        load()
+    except OverlapctlError as error:
+        status = Status.WARN if device.is_simulated else Status.FAIL
+        return [Check("shim", status, error.what, error.remedy)]
+    checks = [Check("shim", Status.PASS, f"built: {library_path().name}")]
     tracer = _tracer()
     if tracer:
         checks.append(
@@ -187,19 +182,18 @@ def _shim(device: Device) -> list[Check]:
                 "detach the debugger, or use `overlapctl run`",
             )
         )
-    if device.is_simulated:
-        return checks
-    if platform.machine() not in ("x86_64", "AMD64"):
-        checks.append(
-            Check(
-                "attach",
-                Status.WARN,
-                f"in-process attachment is for x86-64, this is {platform.machine()}",
-                "start the job with `overlapctl run -- CMD`",
-            )
+    if not device.is_simulated:
+        return [*checks, _attach()]
+    checks += [
+        Check(
+            "profiler",
+            Status.WARN,
+            f"{found.tool} owns the driver's entries ({found.evidence})",
+            "run without it; the PyTorch profiler works together with overlapctl",
         )
-        return checks
-    return [*checks, _attach()]
+        for found in find_conflicts()
+    ]
+    return checks
 
 
 def _attach() -> Check:
@@ -207,10 +201,22 @@ def _attach() -> Check:
     from overlapctl.launch.attach import ensure_attached
 
     try:
+        import torch
+
+        torch.zeros(1, device="cuda")  # A context, so that a probe kernel can prove the effect.
         attachment = ensure_attached()
     except OverlapctlError as error:
         return Check("attach", Status.FAIL, error.what, error.remedy)
-    return Check("attach", Status.PASS, f"works here, by {attachment.kind}")
+    except (ImportError, RuntimeError) as error:
+        return Check(
+            "attach",
+            Status.FAIL,
+            f"CUDA does not start in torch: {str(error).splitlines()[0]}",
+            "check the driver with nvidia-smi and that torch is a CUDA build",
+        )
+    proof = "not proven yet" if attachment.verification.pending else "proven by a probe kernel"
+    note = f"; {attachment.note}" if attachment.note else ""
+    return Check("attach", Status.PASS, f"works here, by {attachment.kind}, {proof}{note}")
 
 
 def _tracer() -> int:

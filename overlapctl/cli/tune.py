@@ -65,9 +65,10 @@ def tune(
     """
     from overlapctl.device import open_device
     from overlapctl.profiles import ProfileStore, profile_key
-    from overlapctl.tuning import plan_tuning
+    from overlapctl.tuning import check_budget, plan_tuning
     from overlapctl.tuning import tune as run_tuning
 
+    check_budget(budget, repeats)
     if out is not None and not out.resolve().parent.is_dir():
         raise UsageError(
             f"the folder of --out {out} does not exist", remedy="make it, or name another file"
@@ -75,19 +76,19 @@ def tune(
     is_first = int(os.environ.get("RANK", "0")) == 0
     opened = open_device(device)
     say = _Speaker(is_first, to_stderr=as_json)
-    say.device(opened, asked=device)
-    store = ProfileStore()
-    cases = _cases(case or [], form, opened)
-    if resume:
-        cases, known = _without_known(cases, store, profile_key(opened))
-        if known:
+    store, key = ProfileStore(), profile_key(opened)
+    with contextlib.closing(_runner(opened, asked=device)) as runner:
+        gpus = getattr(runner, "ranks", len(opened.topology().devices))
+        say.device(opened, gpus, asked=device)
+        cases = _cases(case or [], form, opened, gpus)
+        if resume:
+            cases, known = _without_known(cases, store, key)
             say.line(f"{known} cases are in the stored profile already: skipped (--resume)")
-        if not cases:
-            say.line("nothing is left to tune")
-            return
-    with contextlib.closing(_runner(opened)) as runner:
+            if not cases:
+                say.line("nothing is left to tune")
+                return
         plan = plan_tuning(opened, cases, runner, budget_s=budget, repeats=repeats)
-        path = store.path(profile_key(opened))
+        path = store.path(key)
         say.plan(plan, path)
         if dry_run:
             if as_json and is_first:
@@ -129,7 +130,7 @@ class _Speaker:
         if self._is_first:
             self._console.print(text, markup=False)
 
-    def device(self, device: Device, *, asked: str | None) -> None:
+    def device(self, device: Device, gpus: int, *, asked: str | None) -> None:
         facts, topology = device.facts(), device.topology()
         self.line(
             f"device: {device.spec} ({facts.name}, {facts.sm_count} SMs; {topology.signature})"
@@ -139,7 +140,7 @@ class _Speaker:
                 "no GPU here: a simulated one is tuned. The verdicts show what to expect; tune "
                 "again on the machine that runs the job."
             )
-        if len(topology.devices) < 2:
+        if gpus < 2:
             self.line(
                 "one GPU: a kernel with NCCL's footprint, copying within the GPU, stands in for "
                 "collectives. Residency and priority can be tuned; verdicts that depend on links "
@@ -199,13 +200,13 @@ class _Speaker:
         self.line(f'\n{result.seconds:.1f} s; stored in {result.path}; overlap("auto") uses it')
 
 
-def _cases(texts: Sequence[str], form: Form, device: Device) -> list[Case]:
+def _cases(texts: Sequence[str], form: Form, device: Device, gpus: int) -> list[Case]:
     from overlapctl.records import Case
     from overlapctl.specs import parse_comm, parse_compute
     from overlapctl.tuning import default_cases
 
     if not texts:
-        return list(default_cases(device.facts(), len(device.topology().devices)))
+        return list(default_cases(device.facts(), gpus))
     cases = []
     for text in texts:
         compute, plus, comm = text.partition("+")
@@ -227,14 +228,17 @@ def _without_known(cases: list[Case], store: ProfileStore, key: Any) -> tuple[li
     return left, len(cases) - len(left)
 
 
-def _runner(device: Device) -> TrialRunner:
+def _runner(device: Device, *, asked: str | None) -> TrialRunner:
     if device.is_simulated:
         from overlapctl.measure.simulated import SimulatedRunner
 
-        return SimulatedRunner(device)
+        return SimulatedRunner(device.facts())
     from overlapctl.measure.gpu import GpuRunner
 
-    return GpuRunner(device)
+    # An index asks for that GPU alone; in a job each rank has its own anyway.
+    index = (asked or "").partition(":")[2]
+    in_job = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return GpuRunner([int(index)] if index.isdigit() and not in_job else None)
 
 
 def _plan_json(device: Device, plan: TuningPlan, path: Path) -> str:

@@ -8,7 +8,7 @@
 
 from overlapctl.tuning.default_cases import default_cases
 from overlapctl.tuning.loop import Evidence, Progress, TuningResult, tune
-from overlapctl.tuning.planning import PlannedCase, TuningPlan, plan_tuning
+from overlapctl.tuning.planning import PlannedCase, TuningPlan, check_budget, plan_tuning
 from overlapctl.tuning.verdict import decide
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Progress",
     "TuningPlan",
     "TuningResult",
+    "check_budget",
     "decide",
     "default_cases",
     "plan_tuning",

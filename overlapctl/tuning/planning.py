@@ -16,7 +16,14 @@ from overlapctl.records import Arm, Case, KernelFootprint
 if TYPE_CHECKING:
     from overlapctl.device.protocol import Device
 
-__all__ = ["DEFAULT_REPEATS", "FIRST_ROUND", "PlannedCase", "TuningPlan", "plan_tuning"]
+__all__ = [
+    "DEFAULT_REPEATS",
+    "FIRST_ROUND",
+    "PlannedCase",
+    "TuningPlan",
+    "check_budget",
+    "plan_tuning",
+]
 
 FIRST_ROUND = MIN_SAMPLES
 """Repetitions of every arm before any can drop out."""
@@ -88,20 +95,12 @@ def plan_tuning(
         If there are no cases, one is given twice, or ``budget_s`` or ``repeats`` is too small; the
         message names the smallest value that would do.
     """
+    check_budget(budget_s, repeats)
     if not cases:
         raise UsageError("cases is empty", remedy="give at least one case")
     twice = [case for number, case in enumerate(cases) if case in cases[:number]]
     if twice:
         raise UsageError(f"the case {twice[0]} is given twice", remedy="give each case once")
-    if not (math.isfinite(budget_s) and budget_s > 0):
-        raise UsageError(
-            f"budget is {budget_s:g} s", remedy="give a number of seconds above 0, for example 60"
-        )
-    if repeats < FIRST_ROUND:
-        raise UsageError(
-            f"repeats is {repeats}: the spread of fewer than {FIRST_ROUND} samples is unknown",
-            remedy=f"use at least {FIRST_ROUND}",
-        )
     plan = TuningPlan(
         tuple(_plan_case(device, case, runner, repeats) for case in cases), repeats, budget_s
     )
@@ -112,6 +111,25 @@ def plan_tuning(
             remedy=f"allow at least {math.ceil(plan.first_rounds)} s, or tune fewer cases",
         )
     return plan
+
+
+def check_budget(budget_s: float, repeats: int) -> None:
+    """Refuse what no machine could do; cheap, to be called before a GPU is opened.
+
+    Raises
+    ------
+    UsageError
+        If ``budget_s`` is no time above 0, or ``repeats`` is below ``FIRST_ROUND``.
+    """
+    if not (math.isfinite(budget_s) and budget_s > 0):
+        raise UsageError(
+            f"budget is {budget_s:g} s", remedy="give a number of seconds above 0, for example 60"
+        )
+    if repeats < FIRST_ROUND:
+        raise UsageError(
+            f"repeats is {repeats}: the spread of fewer than {FIRST_ROUND} samples is unknown",
+            remedy=f"use at least {FIRST_ROUND}",
+        )
 
 
 def _plan_case(device: Device, case: Case, runner: TrialRunner, repeats: int) -> PlannedCase:

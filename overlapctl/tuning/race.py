@@ -70,15 +70,19 @@ def race(
         for trial in runner.run(planned.case, stay, repeats=size):
             earlier = trials.get(trial.arm.name)
             trials[trial.arm.name] = trial if earlier is None else _joined(earlier, trial)
+        took, planned_s = clock() - start, runner.estimate_seconds(planned.case, stay, size)
         done += size
         on_round(min(1.0, done / repeats))
-        per_repeat = (clock() - start) / size / len(stay)
         stay = _survivors(stay, trials, done)
         size = min(max(FIRST_ROUND, done), repeats - done)
-        late = clock() + per_repeat * size * len(stay) > deadline
-        if size < 1 or _is_settled(stay, trials, done) or agree(late):
-            on_round(1.0)
-            return [trials[arm.name] for arm in planned.arms]
+        if size < 1 or _is_settled(stay, trials, done):
+            break
+        # The estimate knows how a round's time depends on its size, the last round how right it is.
+        next_s = runner.estimate_seconds(planned.case, stay, size) * took / (planned_s or 1.0)
+        if agree(clock() + next_s > deadline):
+            break
+    on_round(1.0)
+    return [trials[arm.name] for arm in planned.arms]
 
 
 def paired_totals(trial: Trial, other: Trial) -> tuple[list[float], list[float]]:

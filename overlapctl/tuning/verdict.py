@@ -112,14 +112,19 @@ def _first(trial: Trial, count: int) -> Trial:
 
 def _best(trials: Sequence[Trial], rated: dict[str, Comparison]) -> Trial:
     """Pick the fastest arm measured to the end; of near equals the first, which is the simplest."""
-    most = max(len(trial.samples) for trial in trials)
-    finalists = [trial for trial in trials if len(trial.samples) == most]
+    finalists = _finalists(trials)
     fastest = min(finalists, key=lambda trial: rated[trial.arm.name].ratio)
     for trial in finalists:
         gap = compare(*paired_totals(trial, fastest))
         if trial is fastest or (gap.ratio <= 1 + TIE):
             return trial
     return fastest
+
+
+def _finalists(trials: Sequence[Trial]) -> list[Trial]:
+    """List the arms measured as often as the default, which never drops out."""
+    most = max(len(trial.samples) for trial in trials)
+    return [trial for trial in trials if len(trial.samples) == most]
 
 
 def _as_rule(policy: Policy, kernel: str) -> Policy:
@@ -176,7 +181,7 @@ def _why_left(
     facts: DeviceFacts,
     footprint: KernelFootprint | None,
 ) -> str:
-    others = [t.arm.name for t in trials if t.arm.name != DEFAULT_ARM]
+    others = [t.arm.name for t in _finalists(trials) if t.arm.name != DEFAULT_ARM]
     parts = []
     if base.ideal_speedup < MIN_IDEAL_SPEEDUP:
         parts.append(
