@@ -6,38 +6,56 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from overlapctl.records import Applied, KernelFootprint, Policy, Role
+from overlapctl.records import Applied, KernelFootprint, Policy, Role, Rule
 
-__all__ = ["Observation", "Shaping", "ShimShaping", "rows_since"]
+if TYPE_CHECKING:
+    from overlapctl.launch.shim import Shim
+
+__all__ = ["Grid", "Observation", "Shaping", "ShimShaping", "rows_since"]
 
 _COUNTS = ("launches", "shaped", "prioritised", "carved", "failed", "captured")
 
 
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Blocks a kernel was launched with, and blocks per cluster."""
+
+    blocks: int
+    cluster: int = 1
+
+
 @dataclasses.dataclass
 class Observation:
-    """Kernels launched in a region, and the grids they were launched with."""
+    """Kernels launched in a region, and their grids.
+
+    Grids are known by block size and dynamic shared memory in bytes: the shim's launch records
+    hold those, and no names.
+    """
 
     kernels: tuple[Applied, ...] = ()
-    blocks: dict[str, int] = dataclasses.field(default_factory=dict)
-    clusters: dict[str, int] = dataclasses.field(default_factory=dict)
+    grids: dict[tuple[int, int], Grid] = dataclasses.field(default_factory=dict)
 
     def dominant(self) -> KernelFootprint | None:
         """Footprint of the compute kernel with the most threads over all its launches."""
         compute = [row for row in self.kernels if row.role is Role.COMPUTE]
         if not compute:
             return None
-        row = max(compute, key=lambda r: r.launches * r.threads * self.blocks.get(r.kernel, 1))
+        row = max(compute, key=lambda r: r.launches * r.threads * self._grid(r).blocks)
         return KernelFootprint(
             name=row.kernel,
             threads=row.threads,
             registers=row.registers,
             static_smem=row.static_smem,
             dynamic_smem=row.before,
-            blocks=self.blocks.get(row.kernel, 1),
-            cluster=self.clusters.get(row.kernel, 1),
+            blocks=self._grid(row).blocks,
+            cluster=self._grid(row).cluster,
+            cooperative=row.rule is Rule.COOPERATIVE,
         )
+
+    def _grid(self, row: Applied) -> Grid:
+        return self.grids.get((row.threads, row.before), Grid(1))
 
 
 class Shaping(Protocol):
@@ -60,29 +78,10 @@ class Shaping(Protocol):
         ...
 
 
-def rows_since(now: Sequence[Applied], before: Sequence[Applied]) -> tuple[Applied, ...]:
-    """Rows whose launches grew from ``before`` to ``now``, with the growth as counts."""
-    old = {_key(row): row for row in before}
-    grown = []
-    for row in now:
-        first = old.get(_key(row))
-        counts = {c: getattr(row, c) - (getattr(first, c) if first else 0) for c in _COUNTS}
-        if counts["launches"] > 0:
-            grown.append(dataclasses.replace(row, **counts))
-    return tuple(grown)
-
-
-def _key(row: Applied) -> tuple[str, int, int, int, int]:
-    return row.kernel, row.threads, row.registers, row.static_smem, row.before
-
-
 class ShimShaping:
     """:class:`Shaping` by the shim, attached when it is first needed.
 
-    Raises
-    ------
-    AttachError
-        From any method, if the shim cannot be attached.
+    Any method raises ``AttachError`` if the shim cannot be attached.
     """
 
     @contextlib.contextmanager
@@ -102,3 +101,45 @@ class ShimShaping:
     def since(self, before: Sequence[Applied]) -> tuple[Applied, ...]:
         """Return the growth of the shim's rows."""
         return rows_since(self.rows(), before)
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[Observation]:
+        """Observe under a policy that changes nothing: without one the shim does not look."""
+        shim = _shim()
+        observation = Observation()
+        shim.records()  # those of before
+        before = self.rows()
+        with self.in_force(Policy()):
+            yield observation
+        observation.kernels = self.since(before)
+        for record in shim.records():
+            key = record.threads, record.before
+            if record.blocks > observation.grids.get(key, Grid(0)).blocks:
+                observation.grids[key] = Grid(record.blocks, record.cluster)
+
+
+def rows_since(now: Sequence[Applied], before: Sequence[Applied]) -> tuple[Applied, ...]:
+    """Return rows whose launches grew from ``before`` to ``now``, with the growth as counts.
+
+    Rows of one kernel name and configuration are added up: a kernel that is loaded twice has two.
+    """
+    total: dict[tuple[str, int, int, int, int], Applied] = {}
+    counts: dict[tuple[str, int, int, int, int], dict[str, Any]] = {}
+    for sign, rows in ((-1, before), (1, now)):
+        for row in rows:
+            key = (row.kernel, row.threads, row.registers, row.static_smem, row.before)
+            sums = counts.setdefault(key, dict.fromkeys(_COUNTS, 0))
+            for name in _COUNTS:
+                sums[name] += sign * getattr(row, name)
+            total[key] = row
+    return tuple(
+        dataclasses.replace(row, **counts[key])
+        for key, row in total.items()
+        if counts[key]["launches"] > 0
+    )
+
+
+def _shim() -> Shim:
+    from overlapctl.launch.attach import ensure_attached
+
+    return ensure_attached().shim

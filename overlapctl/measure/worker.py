@@ -177,7 +177,10 @@ def _worker_main(pipe: Connection, make_backend: MakeBackend, rank: int, ranks: 
         while True:
             name, *arguments = pipe.recv()
             if name == "run":
-                answer: object = runner.run(*arguments, lambda: pipe.send(("alive", None)))
+                case, arms, repeats = arguments
+                answer: object = runner.run(
+                    case, arms, repeats, on_repetition=lambda: pipe.send(("alive", None))
+                )
             else:
                 answer = runner.footprint(*arguments)
             pipe.send(("done", answer))

@@ -83,7 +83,7 @@ def test_missing_or_impossible_times_are_refused(bad):
 
 
 def test_bad_quantiles_are_refused():
-    with pytest.raises(UsageError, match="q is 1.5"):
+    with pytest.raises(UsageError, match=r"q is 1\.5"):
         quantile([1.0], 1.5)
     with pytest.raises(UsageError, match="empty"):
         median([])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def cells(intervals):
 
 def is_canonical(intervals):
     return all(start < end for start, end in intervals) and all(
-        a[1] < b[0] for a, b in zip(intervals, intervals[1:], strict=False)
+        a[1] < b[0] for a, b in itertools.pairwise(intervals)
     )
 
 

@@ -1,0 +1,109 @@
+"""What trials read from the shim's rows and records."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from overlapctl.measure import shaping
+from overlapctl.measure.shaping import Grid, Observation, ShimShaping, rows_since
+from overlapctl.records import Applied, Policy, Role, Rule
+
+GEMM = Applied(
+    kernel="gemm",
+    role=Role.COMPUTE,
+    threads=128,
+    registers=62,
+    static_smem=0,
+    launches=4,
+    shaped=3,
+    prioritised=0,
+    carved=0,
+    failed=0,
+    captured=0,
+    before=49152,
+    after=60000,
+    blocks_before=4,
+    blocks_after=3,
+    rule=Rule.PADDED_TO_TARGET,
+)
+NCCL = dataclasses.replace(
+    GEMM, kernel="ncclDevKernel", role=Role.COMMUNICATION, threads=544, before=82240, shaped=0
+)
+
+
+def test_growth_only_with_counts_since_then():
+    grown = dataclasses.replace(GEMM, launches=7, shaped=5, after=70000)
+    assert rows_since([grown, NCCL], [GEMM, NCCL]) == (
+        dataclasses.replace(grown, launches=3, shaped=2),
+    )
+    assert rows_since([GEMM], []) == (GEMM,)
+    assert rows_since([GEMM], [GEMM]) == ()
+
+
+def test_a_kernel_loaded_twice_is_added_up():
+    (row,) = rows_since([GEMM, GEMM], [GEMM])
+    assert (row.launches, row.shaped) == (4, 3)
+
+
+def test_the_dominant_kernel_is_the_compute_kernel_with_most_threads():
+    small = dataclasses.replace(GEMM, kernel="split_k_reduce", threads=256, before=0)
+    seen = Observation(
+        kernels=(small, NCCL, GEMM),
+        grids={(128, 49152): Grid(16384, 2), (256, 0): Grid(64), (544, 82240): Grid(10**6)},
+    )
+    footprint = seen.dominant()
+    assert (footprint.name, footprint.blocks, footprint.cluster) == ("gemm", 16384, 2)
+    assert (footprint.threads, footprint.registers, footprint.smem) == (128, 62, 49152)
+    assert Observation(kernels=(NCCL,)).dominant() is None
+
+
+class FakeShim:
+    def __init__(self):
+        self.stack, self.rows, self.ring = [], [NCCL], [self.record(7)]
+
+    def push(self, policy):
+        self.stack.append(policy)
+        return len(self.stack)
+
+    def pop(self, token):
+        assert token == len(self.stack)
+        self.stack.pop()
+
+    def kernels(self):
+        return list(self.rows)
+
+    def records(self):
+        ring, self.ring = self.ring, []
+        return ring
+
+    @staticmethod
+    def record(blocks):
+        return SimpleNamespace(threads=128, before=49152, blocks=blocks, cluster=1)
+
+
+@pytest.fixture
+def shim(monkeypatch):
+    fake = FakeShim()
+    monkeypatch.setattr(shaping, "_shim", lambda: fake)
+    return fake
+
+
+def test_observing_pushes_a_policy_that_changes_nothing_and_forgets_what_was_before(shim):
+    with ShimShaping().observed() as seen:
+        assert shim.stack == [Policy()]
+        shim.rows.append(GEMM)
+        shim.ring += [shim.record(100), shim.record(50)]
+    assert shim.stack == []
+    assert seen.kernels == (GEMM,)
+    assert seen.dominant().blocks == 100
+
+
+def test_a_policy_is_popped_after_an_error(shim):
+    with contextlib.suppress(KeyError), ShimShaping().in_force(Policy(pad_bytes=64)):
+        assert shim.stack == [Policy(pad_bytes=64)]
+        raise KeyError
+    assert shim.stack == []
