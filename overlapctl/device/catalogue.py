@@ -127,7 +127,7 @@ _H100_WHITEPAPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper, table o
 _ROCM_SPECS = "ROCm documentation, GPU hardware specifications (CUs, L2)"
 _CLOCK = "clock implied by the data sheet's fp32 rate: rate / (SMs x 128 lanes x 2)"
 _CLOCK_64 = "clock implied by the data sheet's fp32 rate: rate / (SMs x 64 lanes x 2)"
-_ENGINES = "asyncEngineCount printed by deviceQuery on this model"
+_ENGINES = "asyncEngineCount by the driver on H200, taken to hold for A100 and H100 too"
 
 _LIST = (
     Model(
@@ -314,7 +314,7 @@ _LIST = (
         sm_count=148,
         l2_bytes=126 * _MIB,
         memory_bytes=180 * _GB,
-        hbm_gbps=7700,
+        hbm_gbps=7672,
         tensor_tflops=2250,
         fp32_tflops=75,
         link="nvlink",
@@ -323,9 +323,9 @@ _LIST = (
         sm_mhz=1980,
         sources={
             "*": "NVIDIA DGX/HGX B200 data sheet, an eighth of the system, dense",
-            "sm_count": "Chips and Cheese, B200 review: 74 SMs on each of two dies",
-            "l2_bytes": "Chips and Cheese, B200 review: 126 MB as the driver reports it",
-            "hbm_gbps": "HGX B200 data sheet: 62 TB/s for eight",
+            "sm_count": "by the driver (pytorch/ao#4002)",
+            "l2_bytes": "Blackwell tuning guide: 126 MB (by the driver: pytorch/ao#4002)",
+            "hbm_gbps": "by the driver, 7,680 bits x 3,996 MHz x 2 / 8 (pytorch/ao#4002)",
             "link_gbps": "data sheet: NVLink 5, 1.8 TB/s bidirectional",
             "links": "NVLink 5: 18 links of 50 GB/s per direction",
             "sm_mhz": _CLOCK,

@@ -13,6 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 from overlapctl.device.catalogue import Model, model
 from overlapctl.errors import DeviceError
@@ -149,7 +150,7 @@ def parse_simulated(spec: str) -> SimulatedDevice:
     return device
 
 
-def _variant(field: str, value: str, spec: str) -> dict[str, int | float | str]:
+def _variant(field: str, value: str, spec: str) -> dict[str, Any]:
     if field == "sms":
         return {"sms": _whole(field, value, 1, _MAX_SMS, spec)}
     if field == "world":
