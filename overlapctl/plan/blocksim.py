@@ -11,6 +11,11 @@ Dispatch
     the kernel at the head of the line is pending, no block behind it is placed (head-of-line
     rule): a large communication block of high priority thus drains SMs until it fits, and a
     kernel behind a persistent or many-wave grid waits until that grid is wholly placed.
+    A gang that has waited for room fills each SM it gets, because SMs become free one by one.
+Short blocks
+    A kernel of very many short blocks is *fluid*: its blocks take and leave places at once, and
+    only its total work counts. It yields places to a gang before it in the line, unless its blocks
+    turn over so fast that they keep the block scheduler busy: then the gang waits for its end.
 Carve-out
     An SM is configured to a shared-memory step when it is empty, for the kernel that comes in,
     and keeps the step until it is empty again.
@@ -66,6 +71,8 @@ class Kernel:
         Time in ms between the end of what the launch waits for and its readiness.
     uses_sms
         False for transfers on the copy engines: no block is placed.
+    fluid, yields
+        Compute only: many short blocks; whether they yield to a gang of higher priority.
     """
 
     name: str
@@ -80,6 +87,8 @@ class Kernel:
     latency: float = 0.0
     carveout: int = -1
     uses_sms: bool = True
+    fluid: bool = False
+    yields: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,8 @@ class _State:
     first: float = math.inf
     last: float = math.inf
     end: float = math.inf
+    waited: bool = False
+    crowding: int = 1
 
 
 class BlockSimulation:
@@ -148,6 +159,8 @@ class BlockSimulation:
         Called with the throughput at which each launch runs now (index: SMs' worth of its
         full rate for compute, 1 for a gang); gives the factor (>= 1) by which each launch is
         slowed by the others. ``None``: no contention.
+    crowded_gang
+        Factor by which a gang is slowed for each further block of it on the same SM.
     kept_beside_gang
         Share of its throughput that an SM keeps for compute blocks while a block of a gang is
         resident there too.
@@ -158,11 +171,13 @@ class BlockSimulation:
         facts: DeviceFacts,
         kernels: Sequence[Kernel],
         slowdowns: Callable[[dict[int, float]], dict[int, float]] | None = None,
+        crowded_gang: float = 1.0,
         kept_beside_gang: float = 1.0,
     ) -> None:
         self._facts = facts
         self._kernels = list(kernels)
         self._slowdowns = slowdowns
+        self._crowded = crowded_gang
         self._kept = kept_beside_gang
         self._states = [
             _State(pending=k.footprint.blocks if k.uses_sms else 0) for k in self._kernels
@@ -220,40 +235,106 @@ class BlockSimulation:
                 state.first = state.last = self._now
             if self._kernels[index].gang:
                 state.left = self._kernels[index].work
+            elif self._kernels[index].fluid:
+                state.left = float(self._kernels[index].footprint.blocks)
 
     # --- placing -----------------------------------------------------------------------------
 
     def _place(self) -> None:
         line = [i for i, s in enumerate(self._states) if s.ready < math.inf and s.pending > 0]
         line.sort(key=lambda i: (-self._kernels[i].priority, self._states[i].order))
-        for index in line:
+        for place, index in enumerate(line):
+            if self._kernels[index].fluid:
+                self._pour(index)
+                break
+            if self._kernels[index].gang:
+                self._make_way(index)
             self._place_kernel(index)
-            if self._states[index].pending:
+            if self._states[index].pending and not self._fluid_runs():
+                for waiting in line[place:]:
+                    self._states[waiting].waited = True
                 break  # head-of-line rule
 
     def _place_kernel(self, index: int) -> None:
         state = self._states[index]
+        fills = self._kernels[index].gang and state.waited
         while state.pending:
             rooms = [(self._room(index, g), g) for g in self._groups]
             room, group = max(rooms, key=lambda r: (r[0], -len(r[1].cohorts)))
             if room == 0:
                 return
-            # Level the group down to the next fullest one, block by block on all its SMs.
-            others = [r for r, g in rooms if g is not group and r < room]
-            level = room - (max(others) if others else 0)
-            each = min(level, state.pending // group.sms)
-            if each == 0:
-                group_part = group.split(state.pending)
-                self._groups.append(group_part)
-                group, each = group_part, 1
+            if fills:
+                # SMs become free one by one: a waiting gang fills each.
+                each, sms = min(room, state.pending), min(group.sms, -(-state.pending // room))
+                if sms > 1 and each * sms > state.pending:
+                    sms -= 1
+            else:
+                # Level the group down to the next fullest one, block by block on all its SMs.
+                others = [r for r, g in rooms if g is not group and r < room]
+                each = min(room - max(others, default=0), state.pending // group.sms)
+                sms = group.sms
+                if each == 0:
+                    each, sms = 1, state.pending
+            if sms < group.sms:
+                group = group.split(sms)
+                self._groups.append(group)
             self._put(index, group, each)
-            state.pending -= each * group.sms
+            state.pending -= each * sms
 
-    def _put(self, index: int, group: _Group, each: int) -> None:
+    def _pour(self, index: int) -> None:
+        """Fill all room with a fluid kernel's blocks; they stay until its work is done."""
+        for group in self._groups:
+            room = self._room(index, group)
+            if room:
+                self._put(index, group, room, math.inf)
+
+    def _fluid_runs(self) -> bool:
+        return any(self._kernels[c.kernel].fluid for g in self._groups for c in g.cohorts)
+
+    def _make_way(self, index: int) -> None:
+        """Let fluid blocks leave as many SMs as a gang needs, and no more blocks than it needs."""
+        needed = self._states[index].pending
+        needed -= sum(self._room(index, g) * g.sms for g in self._groups)
+        for group in list(self._groups):
+            cohort = self._yielding(group)
+            if needed <= 0 or cohort is None:
+                continue
+            keep = next(
+                n
+                for n in range(cohort.blocks - 1, -1, -1)
+                if n == 0 or self._room_with(index, group, cohort, n)
+            )
+            if not self._room_with(index, group, cohort, keep):
+                continue
+            if needed < group.sms:
+                group = group.split(needed)
+                self._groups.append(group)
+                cohort = self._yielding(group)
+                assert cohort is not None
+            self._states[cohort.kernel].running -= (cohort.blocks - keep) * group.sms
+            cohort.blocks = keep
+            group.cohorts = [c for c in group.cohorts if c.blocks]
+            needed -= group.sms
+
+    def _yielding(self, group: _Group) -> _Cohort | None:
+        kernels = self._kernels
+        mine = (c for c in group.cohorts if kernels[c.kernel].fluid and kernels[c.kernel].yields)
+        return next(mine, None)
+
+    def _room_with(self, index: int, group: _Group, cohort: _Cohort, blocks: int) -> int:
+        held, cohort.blocks = cohort.blocks, blocks
+        room = self._count_room(index, group)
+        cohort.blocks = held
+        return room
+
+    def _put(self, index: int, group: _Group, each: int, work: float = 1.0) -> None:
         kernel, state = self._kernels[index], self._states[index]
         if not group.cohorts:
             group.step = carveout_step(self._facts, kernel.footprint, kernel.carveout)
-        work = math.inf if kernel.gang else 1.0
+        if kernel.gang:
+            work = math.inf
+            held = group.held().get(index, 0)
+            state.crowding = max(state.crowding, held + each)
         for cohort in group.cohorts:
             if cohort.kernel == index and cohort.left == work:
                 cohort.blocks += each
@@ -262,7 +343,7 @@ class BlockSimulation:
             group.cohorts.append(_Cohort(index, each, work))
         state.running += each * group.sms
         state.first = min(state.first, self._now)
-        if state.pending == each * group.sms:
+        if state.pending == each * group.sms or kernel.fluid:
             state.last = self._now
 
     def _room(self, index: int, group: _Group) -> int:
@@ -274,7 +355,7 @@ class BlockSimulation:
     def _count_room(self, index: int, group: _Group) -> int:
         facts, kernel = self._facts, self._kernels[index]
         own = blocks_per_sm(facts, kernel.footprint, carveout=kernel.carveout)
-        held = group.held()
+        held = {other: blocks for other, blocks in group.held().items() if blocks}
         if not held:
             return own
         registers = smem = warps = slots = 0
@@ -306,9 +387,19 @@ class BlockSimulation:
         gangs = [i for i in range(len(self._kernels)) if self._gang_runs(i)]
         throughput.update(dict.fromkeys(gangs, 1.0))
         slow = self._slowdowns(throughput) if self._slowdowns else {}
+        for i in gangs:
+            crowd = 1.0 + (self._crowded - 1.0) * (self._states[i].crowding - 1)
+            slow[i] = slow.get(i, 1.0) * crowd
         wait = self._time_to_next_ready()
         for cohort, rate in rates:
             wait = min(wait, cohort.left / rate * slow.get(cohort.kernel, 1.0))
+        fluid = {
+            i: t / self._kernels[i].work / slow.get(i, 1.0)
+            for i, t in throughput.items()
+            if self._kernels[i].fluid and t > 0
+        }
+        for i, rate in fluid.items():
+            wait = min(wait, self._states[i].left / rate)
         for i in gangs:
             wait = min(wait, self._states[i].left * slow.get(i, 1.0))
         if wait == math.inf:
@@ -318,6 +409,12 @@ class BlockSimulation:
             cohort.left -= wait * rate / slow.get(cohort.kernel, 1.0)
         for i in gangs:
             self._states[i].left -= wait / slow.get(i, 1.0)
+        for i, rate in fluid.items():
+            self._states[i].left -= wait * rate
+            if self._states[i].left <= _DONE * self._kernels[i].footprint.blocks:
+                self._states[i].left = 0.0
+                self._states[i].pending = 0
+                self._states[i].end = self._now
         self._retire(gangs)
         return True
 

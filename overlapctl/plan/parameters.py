@@ -28,17 +28,24 @@ class SimulationParameters:
         Cache effect of residency: beyond ``thrash_onset`` times the blocks that saturate an SM,
         each further multiple costs ``thrash_slope`` of the throughput, because more operand tiles
         are in flight than stay in the caches.
-    comm_on_compute_memory, comm_on_compute_gemm
-        Slow-down of compute blocks everywhere (fraction) while a communication kernel moves
-        data: memory-bound kernels, GEMMs.
+    comm_latency_memory, comm_latency_gemm
+        Fraction by which a communication kernel's traffic lengthens the loads of memory-bound
+        kernels and of GEMMs; it costs throughput only where too few blocks hide it.
     light_traffic
         The light kernel's memory traffic for the same payload, relative to NCCL's.
     compute_on_comm_memory, compute_on_comm_gemm
         Slow-down of a communication kernel (fraction) beside a saturating memory-bound kernel,
-        and beside a GEMM per unit of queueing (requests in flight beyond saturation).
+        and beside a GEMM per unit of queueing.
+    queueing_onset
+        Queueing of a GEMM is its blocks over the knee, less this.
+    crowded_comm
+        Factor by which a communication kernel is slowed that has two of its blocks on one SM.
     kept_beside_comm
         Share of its throughput an SM keeps for compute blocks while a block of a light
         communication kernel is resident on it.
+    scheduler_blocks_per_us
+        Blocks per us that keep the GPU's block scheduler busy: a kernel that turns over more does
+        not let communication in before it ends.
     launch_gap_us
         Time from the end of a kernel to the readiness of one that waits for it on another
         stream, us.
@@ -52,12 +59,15 @@ class SimulationParameters:
     memory_knee_warps: float = 24.0
     thrash_onset: float = 1.6
     thrash_slope: float = 0.4
-    comm_on_compute_memory: float = 0.05
-    comm_on_compute_gemm: float = 0.03
-    light_traffic: float = 0.7
+    comm_latency_memory: float = 0.03
+    comm_latency_gemm: float = 0.13
+    light_traffic: float = 0.5
     compute_on_comm_memory: float = 0.25
     compute_on_comm_gemm: float = 0.45
+    queueing_onset: float = 0.9
+    crowded_comm: float = 1.3
     kept_beside_comm: float = 0.5
+    scheduler_blocks_per_us: float = 850.0
     launch_gap_us: float = 4.0
     noise: float = 0.007
 

@@ -11,7 +11,7 @@ compute kernel, and when either ends, is output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from overlapctl.plan.blocksim import BlockSimulation, Kernel, Span
@@ -22,9 +22,8 @@ from overlapctl.records import DeviceFacts, KernelFootprint
 
 __all__ = ["CommWork", "ComputeWork", "Shape", "SimulationResult", "compute_alone_ms", "simulate"]
 
-# Short waves are simulated as fewer, longer ones, so that all launches together have about as many
-# as this and each has at least the second number: no event of interest is as short.
-_MAX_WAVES, _MIN_WAVES = 48, 6
+# Kernels of blocks shorter than this, in many waves, are simulated as fluid.
+_FLUID_BLOCK_MS, _FLUID_WAVES = 0.04, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +123,7 @@ def simulate(
         facts,
         launches,
         _Contention(facts, compute, comm, shape, launches, parameters),
+        crowded_gang=parameters.crowded_comm,
         kept_beside_gang=parameters.kept_beside_comm,
     )
     spans = simulation.run()
@@ -169,10 +169,18 @@ def _launches(
     issue_ms: float,
     parameters: SimulationParameters,
 ) -> list[Kernel]:
-    waves = max(_MIN_WAVES, _MAX_WAVES // (compute.launches * (depth or 1)))
-    footprint, per_block = _coarse(facts, compute, shape.pad, waves)
-    natural = blocks_per_sm(facts, compute.footprint)
-    unit = compute.alone_ms / compute.launches / _grid_time(facts, compute, natural) * per_block
+    footprint = padded(compute.footprint, shape.pad)
+    natural = max(1, blocks_per_sm(facts, compute.footprint))
+    launch_ms = compute.alone_ms / compute.launches
+    waves = footprint.blocks / (natural * facts.sm_count)
+    fluid = waves >= _FLUID_WAVES and launch_ms / waves < _FLUID_BLOCK_MS
+    shaped = max(1, blocks_per_sm(facts, footprint, carveout=shape.carveout))
+    slower = compute.curve.throughput(natural) / compute.curve.throughput(shaped)
+    turnover = footprint.blocks / (launch_ms * slower * 1000)  # blocks per us
+    if fluid:
+        unit = launch_ms * compute.curve.throughput(natural) * facts.sm_count / footprint.blocks
+    else:
+        unit = launch_ms / _grid_time(facts, compute, natural)
     curve = tuple(compute.curve.throughput(n) for n in range(natural + 1))
     gap = parameters.launch_gap_us / 1000
     kernels: list[Kernel] = []
@@ -185,6 +193,8 @@ def _launches(
                 work=unit,
                 curve=curve,
                 carveout=shape.carveout,
+                fluid=fluid,
+                yields=turnover < parameters.scheduler_blocks_per_us,
             )
             for i in range(compute.launches)
         ]
@@ -207,18 +217,6 @@ def _launches(
     return kernels
 
 
-def _coarse(
-    facts: DeviceFacts, compute: ComputeWork, pad: int, waves: int
-) -> tuple[KernelFootprint, float]:
-    """Footprint with the grid cut to at most ``waves`` waves, and blocks in one of its."""
-    footprint = padded(compute.footprint, pad)
-    wave = max(1, blocks_per_sm(facts, footprint)) * facts.sm_count
-    if footprint.blocks <= waves * wave:
-        return footprint, 1.0
-    blocks = waves * wave
-    return replace(footprint, blocks=blocks), compute.footprint.blocks / blocks
-
-
 class _Contention:
     """How the two sides slow each other through memory while both move data."""
 
@@ -232,27 +230,26 @@ class _Contention:
         parameters: SimulationParameters,
     ) -> None:
         self._is_comm = [k.gang for k in launches]
+        curve = compute.curve
         residency = max(1, blocks_per_sm(facts, padded(compute.footprint, shape.pad)))
-        if compute.bound == "memory":
-            self._on_compute = parameters.comm_on_compute_memory * comm.traffic
-            reached = compute.curve.throughput(residency) / compute.curve.saturated
-            self._on_comm = parameters.compute_on_comm_memory * reached
+        at_rest = curve.throughput(residency)
+        memory = compute.bound == "memory"
+        # Traffic of the collective lengthens every load: the same as fewer blocks that wait less.
+        latency = 1.0 + comm.traffic * (
+            parameters.comm_latency_memory if memory else parameters.comm_latency_gemm
+        )
+        self._on_compute = at_rest / curve.throughput(residency / latency)
+        if memory:
+            self._on_comm = parameters.compute_on_comm_memory * at_rest / curve.saturated
         else:
-            self._on_compute = parameters.comm_on_compute_gemm * comm.traffic
-            queueing = max(0.0, residency / compute.curve.knee - 1.0)
+            queueing = max(0.0, residency / curve.knee - parameters.queueing_onset)
             self._on_comm = parameters.compute_on_comm_gemm * queueing
-        self._sms = facts.sm_count * max(compute.curve.throughput(residency), 1e-9)
+        self._full = facts.sm_count * max(at_rest, 1e-9)
 
     def __call__(self, throughput: dict[int, float]) -> dict[int, float]:
         """Factors for the launches that run now (see :class:`BlockSimulation`)."""
-        busy = sum(t for i, t in throughput.items() if not self._is_comm[i]) / self._sms
+        busy = sum(t for i, t in throughput.items() if not self._is_comm[i]) / self._full
         comm = any(self._is_comm[i] for i in throughput)
-        return {
-            i: 1.0
-            + (
-                self._on_comm * min(1.0, busy)
-                if self._is_comm[i]
-                else (self._on_compute if comm else 0.0)
-            )
-            for i in throughput
-        }
+        on_comm = 1.0 + self._on_comm * min(1.0, busy)
+        on_compute = self._on_compute if comm else 1.0
+        return {i: on_comm if self._is_comm[i] else on_compute for i in throughput}

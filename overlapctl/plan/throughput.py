@@ -32,7 +32,7 @@ class OccupancyCurve:
     thrash_onset: float = 1e9
     thrash_slope: float = 0.0
 
-    def throughput(self, blocks: int) -> float:
+    def throughput(self, blocks: float) -> float:
         """Throughput with ``blocks`` resident blocks (0 for none)."""
         x = blocks / self.knee
         bent = self.knee * x / (1.0 + x**self.sharpness) ** (1.0 / self.sharpness)
