@@ -1,23 +1,21 @@
 """What the driver and the hardware say about residency, as JSON for the model's checks.
 
-``python bench/residency/sweep.py OUT_DIR`` (needs one CUDA GPU and NVRTC) writes
+``python bench/residency/sweep.py OUT_DIR`` (needs one CUDA GPU and NVRTC) writes three suites:
 
-``occupancy.json``
+``residency-occupancy``
     The driver's blocks per SM for kernels swept over registers, threads, static and dynamic shared
     memory. The model in ``overlapctl.plan.residency`` must equal every row.
-``room.json``
-    Whether small kernels (8-48 registers, 1-4 warps, 1-3 blocks per SM, no shared memory) find
-    room beside a persistent vendor GEMM: their latency when issued at high priority while it runs.
-``prologues.json``
+``residency-room``
+    Which blocks of small kernels (10-48 registers, 1-4 warps, up to 4 blocks per SM, no shared
+    memory) start beside a persistent vendor GEMM when issued at high priority while it runs: on how
+    many SMs, in which warp slots, and how many of several launches in a row.
+``residency-prologues``
     First bytes of the driver entries the shim intercepts.
-
-Rows carry device, driver and clocks; nothing about the card's settings is changed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import time
 from pathlib import Path
@@ -26,6 +24,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver as cu
 from cuda.bindings import nvrtc
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import results_file
 
 # Keeps LIVE independent values alive across a loop the compiler cannot fold, so that the register
 # count grows with LIVE; the shared-memory use is declared only where STATIC is not 0.
@@ -152,7 +153,7 @@ def room_rows() -> list[dict[str, Any]]:
     c = torch.empty(8192, 8192, device=device, dtype=torch.bfloat16)
     source, sink = torch.randn(4096, device=device), torch.empty(4096, device=device)
     urgent = torch.cuda.Stream(priority=-3)
-    most = 4 * sms
+    most = 24 * sms
     seen = torch.zeros(most, 2, device=device, dtype=torch.int64)
 
     mark = torch.zeros(1, 2, device=device, dtype=torch.int64)
@@ -169,7 +170,9 @@ def room_rows() -> list[dict[str, Any]]:
         )
         ok((*result, None))
 
-    def once(function: Any, threads: int, blocks: int, spin: int) -> dict[str, Any]:
+    def once(
+        function: Any, threads: int, blocks: int, spin: int, launches: int = 1
+    ) -> dict[str, Any]:
         seen.zero_()
         torch.cuda.synchronize()
         events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -180,11 +183,12 @@ def room_rows() -> list[dict[str, Any]]:
         start = time.perf_counter()
         while time.perf_counter() - start < 200e-6:
             pass
-        launch(function, threads, blocks, spin, seen, urgent)
+        for i in range(launches):
+            launch(function, threads, blocks, spin, seen[i * blocks :], urgent)
         events[2].record(urgent)
         torch.cuda.synchronize()
         gemm, end = (events[0].elapsed_time(events[i]) for i in (1, 2))
-        rows = seen[:blocks].cpu()
+        rows = seen[: blocks * launches].cpu()
         # The GEMM's end on the same clock: a marker block behind it on its own stream.
         early = rows[rows[:, 0] < int(mark[0, 0]) - 500_000, 1]
         return {
@@ -203,7 +207,7 @@ def room_rows() -> list[dict[str, Any]]:
             if facts["registers"] > 48 or (facts["registers"], warps) in done:
                 continue
             done.add((facts["registers"], warps))
-            for blocks in (24, sms // 2, sms, 3 * sms // 2, 2 * sms, 3 * sms, most):
+            for blocks in (24, sms // 2, sms, 3 * sms // 2, 2 * sms, 3 * sms, 4 * sms):
                 for spin in (4, 20000):
                     once(function, 32 * warps, blocks, spin)
                     runs = [once(function, 32 * warps, blocks, spin) for _ in range(3)]
@@ -217,14 +221,35 @@ def room_rows() -> list[dict[str, Any]]:
                             **middle,
                         }
                     )
+    # Several launches in a row beside one GEMM: does the room come back when a block ends?
+    for live, warps, blocks, launches in (
+        (4, 1, 24, 24),
+        (4, 1, sms // 2, 8),
+        (4, 1, sms, 6),
+        (4, 1, 2 * sms, 4),
+        (4, 2, 24, 12),
+    ):
+        function, facts = compile_live(live, 32 * warps, 0)
+        for spin in (4, 2000):
+            once(function, 32 * warps, blocks, spin, launches)
+            rows.append(
+                {
+                    "registers": facts["registers"],
+                    "warps": warps,
+                    "blocks": blocks,
+                    "launches": launches,
+                    "spin": spin,
+                    **once(function, 32 * warps, blocks, spin, launches),
+                }
+            )
     return rows
 
 
-def prologues() -> dict[str, str]:
+def prologues() -> list[dict[str, str]]:
     """First 24 bytes of every intercepted driver entry, as hex."""
     text = (Path(__file__).parents[2] / "overlapctl/launch/_shim/include/entries.def").read_text()
     library = ctypes.CDLL("libcuda.so.1")
-    found = {}
+    found = []
     for line in text.splitlines():
         if not line.startswith("OVL_ENTRY("):
             continue
@@ -232,31 +257,24 @@ def prologues() -> dict[str, str]:
             try:
                 address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
             except AttributeError:
-                found[symbol] = "missing"
+                found.append({"entry": symbol, "bytes": "missing"})
                 continue
-            found[symbol] = ctypes.string_at(address or 0, 24).hex(" ")
+            code = ctypes.string_at(address or 0, 24).hex(" ")
+            found.append({"entry": symbol, "bytes": code})
     return found
 
 
 def main() -> None:
     """Run all three and write them."""
     out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
     torch.cuda.init()
     torch.zeros(1, device="cuda")
-    facts = {
-        "device": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "driver": int(ok(cu.cuDriverGetVersion())),
-        "when": time.strftime("%Y-%m-%d"),
-    }
     for name, rows in (
         ("prologues", prologues()),
         ("occupancy", occupancy_rows()),
         ("room", room_rows()),
     ):
-        (out / f"{name}.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-        print(name, len(rows), "rows", flush=True)
+        results_file.write(out, f"residency-{name}", rows, spec="cuda")
 
 
 if __name__ == "__main__":
