@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from overlapctl.device.protocol import Device
     from overlapctl.measure.trial import TrialRunner
     from overlapctl.profiles import ProfileStore
-    from overlapctl.records import Case
+    from overlapctl.records import Case, ProfileKey
     from overlapctl.tuning import TuningPlan, TuningResult
 
 __all__ = ["tune"]
@@ -33,7 +33,10 @@ class Form(str, enum.Enum):
 def tune(
     device: Annotated[
         str | None,
-        typer.Option(help="cuda, cuda:1, sim:h200 ... Default: the GPU, else sim:h200."),
+        typer.Option(
+            help="cuda (all GPUs), cuda:1 (that one alone), sim:h200 ... "
+            "Default: the GPUs, else sim:h200."
+        ),
     ] = None,
     case: Annotated[
         list[str] | None,
@@ -82,8 +85,11 @@ def tune(
         say.device(opened, gpus, asked=device)
         cases = _cases(case or [], form, opened, gpus)
         if resume:
-            cases, known = _without_known(cases, store, key)
-            say.line(f"{known} cases are in the stored profile already: skipped (--resume)")
+            given = len(cases)
+            cases = _without_known(cases, store, key, getattr(runner, "agree", bool))
+            say.line(
+                f"{given - len(cases)} of {given} cases are in the stored profile already: skipped"
+            )
             if not cases:
                 say.line("nothing is left to tune")
                 return
@@ -219,13 +225,15 @@ def _cases(texts: Sequence[str], form: Form, device: Device, gpus: int) -> list[
     return cases
 
 
-def _without_known(cases: list[Case], store: ProfileStore, key: Any) -> tuple[list[Case], int]:
+def _without_known(
+    cases: list[Case], store: ProfileStore, key: ProfileKey, agree: Callable[[bool], bool]
+) -> list[Case]:
     from overlapctl.records import Profile
 
     found = store.load(key)
     known = {v.case for v in found.verdicts} if isinstance(found, Profile) else set()
-    left = [case for case in cases if case not in known]
-    return left, len(cases) - len(left)
+    # Ranks on other hosts have other folders: what the first rank knows counts for all.
+    return [case for case in cases if not agree(case in known)]
 
 
 def _runner(device: Device, *, asked: str | None) -> TrialRunner:

@@ -119,7 +119,7 @@ def test_runs_add_up_and_resume_skips_what_is_known(call, cache):
     assert len(entry.profile.verdicts) == 2
     code, out, _ = tune(call, "--resume")
     assert code == 0
-    assert "1 cases are in the stored profile already" in out
+    assert "1 of 1 cases are in the stored profile already" in out
     assert "nothing is left to tune" in out
 
 
