@@ -151,6 +151,8 @@ def open_team(devices: Sequence[int] | None, timeout_s: float) -> Team:
             )
         return _join_job(timeout_s)
     visible = torch.cuda.device_count()
+    if devices is None and "LOCAL_RANK" in os.environ:
+        devices = [int(os.environ["LOCAL_RANK"])]  # a job of one rank: its GPU, not all of them
     chosen = tuple(range(visible)) if devices is None else tuple(devices)
     if not chosen or len(set(chosen)) != len(chosen):
         raise UsageError(f"devices is {list(chosen)}", remedy="name each GPU once, at least one")
@@ -186,13 +188,15 @@ def _join_job(timeout_s: float) -> Team:
     _set_environment()
     device = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(device)
+    on_close: Callable[[], None] = lambda: None
     if not dist.is_initialized():
         dist.init_process_group("nccl", device_id=torch.device("cuda", device))
+        on_close = dist.destroy_process_group  # the job did not make it, so the job will not end it
     # A rank that fails answers at once; one that hangs does after its own watchdog.
     control = dist.new_group(
         backend="gloo", timeout=datetime.timedelta(seconds=300 + 10 * timeout_s)
     )
-    return JobTeam(functools.partial(_job_backend, device, timeout_s), control)
+    return JobTeam(functools.partial(_job_backend, device, timeout_s, on_close), control)
 
 
 def _job_backend(
