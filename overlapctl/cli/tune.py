@@ -163,6 +163,8 @@ class _Speaker:
             self.line(f"     {len(planned.arms)} arms: {arms}")
             for name, reason in planned.pruned:
                 self.line(f"     without {name}: {reason}")
+        for case, reason in plan.left_out:
+            self.line(f"  not possible here: {case_name(case)}: {reason}")
         self.line(
             f"time: about {plan.estimate:.0f} s at most (one round {plan.first_rounds:.1f} s, "
             f"budget {plan.budget_s:g} s); arms are interleaved, up to {plan.repeats} repetitions"

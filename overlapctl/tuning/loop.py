@@ -116,7 +116,7 @@ def tune(
     agree: Callable[[bool], bool] = getattr(runner, "agree", bool)
     start = clock()
     evidence: list[Evidence] = []
-    left_out: list[tuple[Case, str]] = []
+    left_out = list(plan.left_out)
     profile: Profile | None = None
     for number, planned in enumerate(plan.cases):
         used = clock() - start

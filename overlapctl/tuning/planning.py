@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlapctl.errors import UsageError
+from overlapctl.errors import MeasurementError, UsageError
 from overlapctl.measure.stats import MIN_SAMPLES
 from overlapctl.measure.trial import TrialRunner
 from overlapctl.plan.candidates import find_candidates
@@ -49,11 +49,24 @@ class PlannedCase:
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """All cases, how often arms are repeated at most, and the time allowed in seconds."""
+    """What will be measured.
+
+    Parameters
+    ----------
+    cases
+        Those that can be measured.
+    repeats
+        How often arms are repeated at most.
+    budget_s
+        Seconds allowed.
+    left_out
+        Cases that this machine cannot run, with the reason.
+    """
 
     cases: tuple[PlannedCase, ...]
     repeats: int
     budget_s: float
+    left_out: tuple[tuple[Case, str], ...] = ()
 
     @property
     def first_rounds(self) -> float:
@@ -94,6 +107,8 @@ def plan_tuning(
     UsageError
         If there are no cases, one is given twice, or ``budget_s`` or ``repeats`` is too small; the
         message names the smallest value that would do.
+    MeasurementError
+        If not one case can be run here; the error of the first.
     """
     check_budget(budget_s, repeats)
     if not cases:
@@ -101,12 +116,20 @@ def plan_tuning(
     twice = [case for number, case in enumerate(cases) if case in cases[:number]]
     if twice:
         raise UsageError(f"the case {twice[0]} is given twice", remedy="give each case once")
-    plan = TuningPlan(
-        tuple(_plan_case(device, case, runner, repeats) for case in cases), repeats, budget_s
-    )
+    planned: list[PlannedCase] = []
+    failed: list[tuple[Case, MeasurementError]] = []
+    for case in cases:
+        try:
+            planned.append(_plan_case(device, case, runner, repeats))
+        except MeasurementError as error:
+            failed.append((case, error))
+    if not planned:
+        raise failed[0][1]
+    left_out = tuple((case, str(error)) for case, error in failed)
+    plan = TuningPlan(tuple(planned), repeats, budget_s, left_out)
     if budget_s < plan.first_rounds:
         raise UsageError(
-            f"budget is {budget_s:g} s, but one round of {len(cases)} cases "
+            f"budget is {budget_s:g} s, but one round of {len(planned)} cases "
             f"takes about {plan.first_rounds:.1f} s",
             remedy=f"allow at least {math.ceil(plan.first_rounds)} s, or tune fewer cases",
         )

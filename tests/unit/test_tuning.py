@@ -218,6 +218,20 @@ def test_a_failing_case_does_not_lose_the_others():
         run(fakes.FakeRunner(GEMM_TIMES, fail=(CASE,)), (CASE,))
 
 
+def test_a_case_this_machine_cannot_run_is_left_out_of_the_plan():
+    class Small(fakes.FakeRunner):
+        def footprint(self, case):
+            if case == CASE:
+                raise MeasurementError("does not fit into memory", remedy="use a smaller shape")
+            return super().footprint(case)
+
+    result = run(Small(GEMM_TIMES), (CASE, OTHER))
+    assert [e.verdict.case for e in result.evidence] == [OTHER]
+    assert [case for case, _ in result.left_out] == [CASE]
+    with pytest.raises(MeasurementError, match="does not fit"):
+        run(Small(GEMM_TIMES), (CASE,))
+
+
 def test_decisions_on_time_are_agreed_between_ranks():
     asked = []
 

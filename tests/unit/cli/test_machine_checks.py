@@ -1,6 +1,5 @@
 import dataclasses
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -157,5 +156,5 @@ def test_a_broken_profile_fails(look):
     store.check_writable()
     path = store.path(profile_key(RealDevice()))
     path.write_text("{")
-    os.chmod(path, 0o600)
+    path.chmod(0o600)
     assert look(RealDevice())["profile"].status is Status.FAIL
