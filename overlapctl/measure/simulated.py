@@ -53,6 +53,10 @@ class SimulatedRunner:
     ----------
     facts
         The simulated GPU.
+    world
+        Ranks of the simulated job.
+    nccl_version
+        NCCL whose kernels' footprint is simulated; ``"none"``: that of the recorded measurements.
     seed
         Of the measurement error.
     parameters
@@ -64,10 +68,14 @@ class SimulatedRunner:
         self,
         facts: DeviceFacts,
         *,
+        world: int = 2,
+        nccl_version: str = "none",
         seed: int = 0,
         parameters: SimulationParameters | None = None,
     ) -> None:
         self._facts = facts
+        self._world = world
+        self._nccl_version = nccl_version
         self._seed = seed
         self._parameters = parameters or parameters_for(facts)
 
@@ -85,7 +93,13 @@ class SimulatedRunner:
         """See :meth:`~overlapctl.measure.trial.TrialRunner.run`."""
         check_request(arms, repeats)
         compute = compute_work(self._facts, case.compute, parameters=self._parameters)
-        comm = comm_work(self._facts, case.comm, parameters=self._parameters)
+        comm = comm_work(
+            self._facts,
+            case.comm,
+            world=self._world,
+            nccl_version=self._nccl_version,
+            parameters=self._parameters,
+        )
         rng = random.Random(f"{self._seed}/{case!r}")
         depth = case.depth if case.form == "pipeline" else 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from overlapctl.device.footprints import communication_footprint
 from overlapctl.plan.parameters import SimulationParameters, parameters_for
 from overlapctl.plan.residency import blocks_per_sm
 from overlapctl.plan.simulate import CommWork, ComputeWork
@@ -16,13 +17,14 @@ from overlapctl.plan.throughput import OccupancyCurve
 from overlapctl.records import CommSpec, ComputeSpec, DeviceFacts, KernelFootprint
 
 __all__ = [
-    "comm_footprint",
     "comm_work",
     "compute_footprint",
     "compute_work",
     "gemm_curve",
     "memory_curve",
 ]
+
+_COPY_ENGINE = KernelFootprint(name="copy-engine", threads=1, registers=0, blocks=0)
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -35,20 +37,22 @@ _TILE_REGISTERS: dict[tuple[int, ...], int] = {
     (128, 256, 64, 8, 3): 196,
 }
 
-# Shares of the GPU's own rates that kernels reach, from H200.
-_VENDOR_GEMM = {"bf16": 0.78, "fp16": 0.78, "fp32": 0.76}
-_ATTENTION = 0.60
-_ELEMENTWISE = 0.88
-_LAYERNORM = 0.52
+# Shares of the rates in DeviceFacts (which are rates *reached* by good kernels) that the workloads
+# reach on H200.
+_VENDOR_GEMM = {"bf16": 0.97, "fp16": 0.97, "fp32": 0.95}
+_ATTENTION = 0.75
+_ELEMENTWISE = 0.97
+_LAYERNORM = 0.57
 # Operand bytes an SM draws from the L2 per us at saturation; a tiled GEMM with little reuse in
 # shared memory is bound by this (9.9 TB/s over 132 SMs: tiles of 32 and of 64).
 _L2_BYTES_PER_SM_US = 75_000.0
-_TILED_GEMM_PEAK = 0.70
+_TILED_GEMM = 0.85
 
-# Collectives: share of the link rate, and start-up time in ms, per path.
-_LINK_SHARE = {"nccl": 0.9, "light": 0.93, "copy": 1.0}
+# Collectives on H200 (two ranks): share of the link rate, and start-up time in ms, per path.
+_LINK_SHARE = {"nccl": 0.91, "light": 0.95, "copy": 1.0}
 _START_MS = {"nccl": 0.16, "light": 0.10, "copy": 0.05, "standin": 0.02}
-_RANKS = 2
+# A kernel of a few blocks that copies within one GPU cannot use all of its memory bandwidth.
+_STANDIN_GBPS = 600.0
 
 
 def compute_footprint(facts: DeviceFacts, spec: ComputeSpec) -> KernelFootprint:
@@ -112,7 +116,7 @@ def compute_work(
         )
     else:
         curve = OccupancyCurve(
-            knee=max(1.0, blocks_per_sm(facts, footprint) / 1.0),
+            knee=float(max(1, blocks_per_sm(facts, footprint))),
             sharpness=parameters.gemm_sharpness,
         )
     return ComputeWork(
@@ -163,56 +167,53 @@ def gemm_curve(
     return _curve(high, parameters)
 
 
-def comm_footprint(facts: DeviceFacts, spec: CommSpec) -> KernelFootprint:
-    """Footprint of the kernel that moves the data.
-
-    NCCL 2.28 (96 registers; 544 threads over NVLink, 288 over PCIe; 24 blocks on NVLink), the
-    light symmetric-memory kernel, or one block that stands for a copy-engine transfer.
-    """
-    if spec.path == "light":
-        return KernelFootprint(name="light", threads=512, registers=40, blocks=24)
-    if spec.path == "copy":
-        return KernelFootprint(name="copy-engine", threads=1, registers=0, blocks=0)
-    fast_link = facts.rates.link_gbps > 100
-    static = 22592 if facts.smem_per_sm > 200 * 1024 else 7104
-    dynamic = 82240
-    return KernelFootprint(
-        name="nccl",
-        threads=544 if fast_link else 288,
-        registers=96,
-        static_smem=static,
-        dynamic_smem=min(dynamic, facts.smem_per_block_optin - static),
-        blocks=24 if fast_link else 8,
-    )
-
-
 def comm_work(
     facts: DeviceFacts,
     spec: CommSpec,
     *,
+    footprint: KernelFootprint | None = None,
     alone_ms: float | None = None,
-    launches: int = 1,
+    world: int = 2,
+    nccl_version: str = "none",
     parameters: SimulationParameters | None = None,
 ) -> CommWork:
-    """Communication side of a simulation, for two ranks; ``alone_ms`` is for all launches."""
+    """Communication side of a simulation.
+
+    Parameters
+    ----------
+    footprint, alone_ms
+        Observed values; estimated where ``None``.
+    world
+        Ranks, all linked alike.
+    nccl_version
+        Decides NCCL's footprint; ``"none"``: the version of the recorded measurements.
+    """
     parameters = parameters or parameters_for(facts)
-    rates = facts.rates
-    if alone_ms is None:
-        if spec.op == "local_copy" or spec.path == "standin":
-            gbps = rates.hbm_gbps / 2 if spec.path == "copy" else min(rates.hbm_gbps / 2, 600.0)
-            moved = float(spec.size_bytes)
-        else:
-            share = {"all_reduce": 2 * (_RANKS - 1) / _RANKS, "all_gather": float(_RANKS - 1)}
-            moved = spec.size_bytes * share.get(spec.op, (_RANKS - 1) / _RANKS)
-            gbps = rates.link_gbps * _LINK_SHARE[spec.path]
-        alone_ms = launches * (_START_MS[spec.path] + moved / gbps / 1e6)
+    footprint = footprint or communication_footprint(facts, spec.path, spec.op, nccl_version)
     return CommWork(
-        footprint=comm_footprint(facts, spec),
-        alone_ms=alone_ms,
-        launches=launches,
-        uses_sms=spec.path != "copy",
-        traffic=parameters.light_traffic if spec.path in ("light", "copy") else 1.0,
+        footprint=footprint or _COPY_ENGINE,
+        alone_ms=alone_ms if alone_ms is not None else _transfer_ms(facts, spec, world),
+        uses_sms=footprint is not None,
+        traffic=1.0 if spec.path in ("nccl", "standin") else parameters.light_traffic,
     )
+
+
+def _transfer_ms(facts: DeviceFacts, spec: CommSpec, world: int) -> float:
+    """Time of a collective alone: start-up, then the bytes each rank sends over its link."""
+    start = _START_MS[spec.path]
+    if spec.op == "local_copy" or spec.path == "standin":
+        gbps = facts.rates.hbm_gbps / 2  # read and written
+        if spec.path == "standin":
+            gbps = min(gbps, _STANDIN_GBPS)
+        return start + spec.size_bytes / gbps / 1e6
+    sent = {
+        "all_reduce": 2 * (world - 1) / world,
+        "all_gather": float(world - 1),
+        "reduce_scatter": (world - 1) / world,
+        "all_to_all": (world - 1) / world,
+    }[spec.op]
+    rate = facts.rates.link_gbps * _LINK_SHARE[spec.path]
+    return start + spec.size_bytes * sent / rate / 1e6
 
 
 def _curve(knee: float, parameters: SimulationParameters) -> OccupancyCurve:
@@ -256,7 +257,7 @@ def _alone_ms(
     block_m, block_n = spec.tile[:2]
     reuse = 2.0 * block_m * block_n / ((block_m + block_n) * _BYTES[spec.dtype])  # flop per byte
     by_l2 = _L2_BYTES_PER_SM_US * reuse
-    by_math = matrix * _TILED_GEMM_PEAK * 1e6 / facts.sm_count
+    by_math = matrix * _TILED_GEMM * 1e6 / facts.sm_count
     per_block = _proportional_rate(spec.tile, parameters)
     knee = min(by_l2, by_math) / per_block
     natural = max(1, blocks_per_sm(facts, footprint))
