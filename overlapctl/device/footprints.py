@@ -21,6 +21,7 @@ from overlapctl.records import DeviceFacts, KernelFootprint
 
 __all__ = [
     "communication_footprint",
+    "light_footprint",
     "nccl_footprint",
     "one_warp_footprint",
     "rccl_footprint",
@@ -69,7 +70,7 @@ def communication_footprint(
         The GPU.
     path
         As in :class:`~overlapctl.records.CommSpec`: ``"nccl"`` (RCCL on AMD), ``"light"``
-        (symmetric-memory kernel), ``"copy"`` or ``"standin"`` (NCCL's ring kernel).
+        (own symmetric-memory kernel), ``"copy"`` or ``"standin"`` (NCCL's ring kernel).
     op
         As in :class:`~overlapctl.records.CommSpec`.
     nccl_version
@@ -91,7 +92,7 @@ def communication_footprint(
     if path == "copy":
         return None
     if path == "light":
-        return symmetric_memory_footprint()
+        return light_footprint()
     if path in ("nccl", "standin"):
         if facts.vendor == "amd":
             return rccl_footprint()
@@ -151,6 +152,16 @@ def rccl_footprint() -> KernelFootprint:
     )
 
 
+def light_footprint() -> KernelFootprint:
+    """Footprint of the own light all-reduce (``kernels/light_all_reduce.py``: its contract)."""
+    return KernelFootprint(
+        name="overlapctl_comm_light_all_reduce",
+        threads=512,
+        registers=40,
+        blocks=_LIGHT_BLOCKS,
+    )
+
+
 def symmetric_memory_footprint() -> KernelFootprint:
     """Footprint of torch's symmetric-memory collectives (measured on H200, torch 2.11)."""
     return KernelFootprint(
@@ -167,7 +178,7 @@ def one_warp_footprint(facts: DeviceFacts) -> KernelFootprint:
         name="overlapctl_comm_one_warp",
         threads=32,
         registers=8,
-        static_smem=4 * 4096 + 4 * 8,
+        static_smem=4 * 4096 + 128,
         blocks=facts.sm_count,
     )
 
