@@ -1,3 +1,4 @@
+# ruff: noqa: N802  (the names are those of the driver and of NVML)
 """The real path against a driver and an NVML made up here: three GPUs, one of them hidden."""
 
 import enum
