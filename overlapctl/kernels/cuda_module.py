@@ -91,6 +91,7 @@ class CudaKernel:
         self.static_smem = static_smem
         self._device = device
         self._function = function
+        self._allowed_smem = 48 * 1024 - static_smem  # without asking the driver for more
 
     def launch(
         self,
@@ -112,29 +113,32 @@ class CudaKernel:
         """
         if blocks < 1:
             raise UsageError(f"blocks is {blocks}", remedy="launch at least 1 block")
+        import torch
         from cuda.bindings import driver
 
-        if dynamic_smem > 48 * 1024 - self.static_smem:
+        with torch.cuda.device(self._device):  # its context must be this thread's current one
+            if dynamic_smem > self._allowed_smem:
+                _check(
+                    driver.cuFuncSetAttribute(
+                        self._function,
+                        driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                        dynamic_smem,
+                    ),
+                    f"allowing {self.contract.name} {dynamic_smem} B of dynamic shared memory",
+                )
+                self._allowed_smem = dynamic_smem
             _check(
-                driver.cuFuncSetAttribute(
+                driver.cuLaunchKernel(
                     self._function,
-                    driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    *(blocks, 1, 1),
+                    *(self.contract.threads, 1, 1),
                     dynamic_smem,
+                    stream,
+                    (tuple(values), tuple(types)),
+                    0,
                 ),
-                f"allowing {self.contract.name} {dynamic_smem} B of dynamic shared memory",
+                f"launching {self.contract.name} with {blocks} blocks",
             )
-        _check(
-            driver.cuLaunchKernel(
-                self._function,
-                *(blocks, 1, 1),
-                *(self.contract.threads, 1, 1),
-                dynamic_smem,
-                stream,
-                (tuple(values), tuple(types)),
-                0,
-            ),
-            f"launching {self.contract.name} with {blocks} blocks",
-        )
 
 
 @functools.cache
@@ -219,7 +223,7 @@ def _compile(source: str, arch: str) -> bytes:
         )
     except (RuntimeError, OSError) as error:  # the bindings' way to say that libnvrtc is missing
         raise DeviceError(
-            f"NVRTC cannot be used ({error})",
+            f"NVRTC cannot be used ({' '.join(str(error).split())})",
             remedy="install the nvidia-cuda-nvrtc package that fits torch's CUDA version",
         ) from error
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]

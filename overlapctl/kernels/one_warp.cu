@@ -6,9 +6,10 @@
 // (cp.reduce.async.bulk). No data passes through registers, so the block asks for very little and
 // finds room on an SM beside a persistent GEMM block.
 //
-// Footprint: 32 threads, at most 18 registers (6 when built by CUDA 13.0), 16 KiB + 128 B static shared memory. The host checks
-// it after loading. Fewer registers are better: a persistent GEMM leaves about 256 for each quarter
-// of an SM. That is why the bytes behind the last 16-byte unit have a kernel of their own.
+// Footprint: 32 threads, at most 18 registers (CUDA 13.0 and 13.5 give it 6), 16 KiB + 128 B static
+// shared memory. The host checks it after loading. Fewer registers are better: a persistent GEMM
+// leaves about 256 for each quarter of an SM. That is why the bytes behind the last 16-byte unit
+// have a kernel of their own.
 //
 // Requirements: source and destination aligned to 16 bytes and not overlapping; a multiple of 16
 // bytes for the bulk kernels, fewer than 16 (for the adds: whole elements) for the tail kernels.
@@ -27,7 +28,7 @@ constexpr unsigned kPendingWrites = kStages - kAhead;
 
 enum class Op { kCopy, kAddBf16, kAddFp16, kAddFp32 };
 
-struct __align__(128) Ring {
+struct alignas(128) Ring {
   unsigned char slot[kStages][kStageBytes];
   unsigned long long full[kStages];
 };

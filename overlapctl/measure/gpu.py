@@ -188,20 +188,19 @@ def _join_job(timeout_s: float) -> Team:
     _set_environment()
     device = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(device)
-    on_close: Callable[[], None] = lambda: None
-    if not dist.is_initialized():
+    is_ours = not dist.is_initialized()
+    if is_ours:
         dist.init_process_group("nccl", device_id=torch.device("cuda", device))
-        on_close = dist.destroy_process_group  # the job did not make it, so the job will not end it
     # A rank that fails answers at once; one that hangs does after its own watchdog.
     control = dist.new_group(
         backend="gloo", timeout=datetime.timedelta(seconds=300 + 10 * timeout_s)
     )
+    # What the job did not make, the job will not end.
+    on_close = dist.destroy_process_group if is_ours else _nothing
     return JobTeam(functools.partial(_job_backend, device, timeout_s, on_close), control)
 
 
-def _job_backend(
-    device: int, timeout_s: float, on_close: Callable[[], None] = lambda: None
-) -> Backend:
+def _job_backend(device: int, timeout_s: float, on_close: Callable[[], None]) -> Backend:
     import torch.distributed as dist
 
     from overlapctl.measure.cuda_backend import CudaBackend
@@ -255,6 +254,10 @@ def _worker_backend(
         timeout=datetime.timedelta(seconds=120 + 2 * timeout_s),
     )
     return _job_backend(device, timeout_s, on_close=dist.destroy_process_group)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _set_environment() -> None:

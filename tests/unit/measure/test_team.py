@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from fake_trial_backend import (
@@ -17,7 +18,7 @@ from fake_trial_backend import (
     make_fake,
 )
 
-from overlapctl.errors import MeasurementError, UsageError
+from overlapctl.errors import DeviceError, MeasurementError, UsageError
 from overlapctl.measure.gpu import GpuRunner
 from overlapctl.measure.team import JobTeam, LocalTeam
 from overlapctl.measure.trial import TrialRunner
@@ -145,3 +146,10 @@ def test_ranks_of_a_job_get_the_same_trials_and_agree_with_rank_0(tmp_path):
 def test_a_failure_in_a_job_is_raised_on_every_rank_and_names_the_one_that_failed(tmp_path):
     for answer in _answers_of_job(tmp_path, "raise"):
         assert "rank 1 of 2 failed: 7 elements differ" in answer
+
+
+def test_without_a_gpu_the_runner_names_the_simulated_device():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(DeviceError, match="sim:h200"):
+        GpuRunner()
