@@ -5,7 +5,10 @@
  * gathered by whoever finds them missing; threads that race gather the same values. */
 #include "state.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static struct ovl_function rows[OVL_SLOTS];
 /* Claimed rows in order, so that reading counters does not walk the whole table. */
@@ -13,6 +16,43 @@ static _Atomic uint16_t order[OVL_SLOTS];
 static _Atomic uint32_t claimed;
 
 _Atomic uint32_t ovl_epoch = 1;
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+_Atomic uint64_t ovl_lanes[OVL_LANES][OVL_SLOTS][OVL_COUNTS];
+static _Atomic uint32_t lane_owner[OVL_LANES]; /* thread ids */
+
+static bool is_gone(uint32_t thread_id) {
+  int saved = errno;
+  bool gone = syscall(SYS_tgkill, getpid(), thread_id, 0) != 0 && errno == ESRCH;
+  errno = saved;
+  return gone;
+}
+
+/* A thread keeps its lane until it ends; the next owner counts on from there. */
+int ovl_lane_take(uint32_t thread_id) {
+  for (int lane = 1; lane < OVL_LANES; ++lane) {
+    uint32_t owner = OVL_LOAD(lane_owner[lane]);
+    if ((owner == 0 || owner == thread_id || is_gone(owner)) &&
+        atomic_compare_exchange_strong(&lane_owner[lane], &owner, thread_id))
+      return lane;
+  }
+  return 0;
+}
+
+static uint64_t count_of(const struct ovl_function *row, int actions) {
+  uint32_t place = OVL_LOAD(row->place);
+  uint64_t sum = OVL_LOAD(ovl_lanes[0][place][actions]);
+  for (int lane = 1; lane < OVL_LANES && OVL_LOAD(lane_owner[lane]); ++lane)
+    sum += OVL_LOAD(ovl_lanes[lane][place][actions]);
+  return sum;
+}
+
+static uint64_t counted(const struct ovl_function *row, int actions) {
+  return count_of(row, actions) - OVL_LOAD(row->forgotten[actions]);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 #define KEY_VALID (1ull << 63)
 #define KEY_PREFERRED (1ull << 46)
@@ -53,6 +93,7 @@ struct ovl_function *ovl_function_find(CUfunction function, uint32_t threads, ui
       continue;
     if (OVL_UNLIKELY(fresh)) {
       uint32_t place = OVL_ADD(claimed, 1);
+      OVL_STORE(row->place, place);
       atomic_store_explicit(&order[place], (uint16_t)(row - rows), memory_order_release);
     }
     uint32_t epoch = atomic_load_explicit(&ovl_epoch, memory_order_acquire);
@@ -77,9 +118,11 @@ static void store_name(struct ovl_function *row, const char *name) {
   read_name(row, before);
   strncpy(after, name, OVL_NAME_BYTES - 1);
   if (*before && strcmp(before, after)) {
-    for (int i = 0; i < OVL_COUNTS; ++i)
-      OVL_ADD(ovl_globals.retired[i],
-              atomic_exchange_explicit(&row->counts[i], 0, memory_order_relaxed));
+    for (int i = 0; i < OVL_COUNTS; ++i) {
+      uint64_t now = count_of(row, i);
+      uint64_t old = atomic_exchange_explicit(&row->forgotten[i], now, memory_order_relaxed);
+      OVL_ADD(ovl_globals.retired[i], now - old);
+    }
     OVL_ADD(ovl_globals.retired_failures,
             atomic_exchange_explicit(&row->failures, 0, memory_order_relaxed));
     OVL_STORE(row->failed, 0);
@@ -313,7 +356,7 @@ void ovl_counters_read(ovl_counters *out) {
   for (uint32_t i = 0, count = row_count(); i < count; ++i) {
     const struct ovl_function *row = &rows[OVL_LOAD(order[i])];
     for (int j = 0; j < OVL_COUNTS; ++j)
-      totals(OVL_LOAD(row->counts[j]), j, out);
+      totals(counted(row, j), j, out);
     out->failed += OVL_LOAD(row->failures);
   }
   out->dropped_records = ovl_records_dropped();
@@ -325,7 +368,7 @@ size_t ovl_kernel_rows(ovl_kernel_row *out, size_t capacity) {
     const struct ovl_function *row = &rows[atomic_load_explicit(&order[i], memory_order_acquire)];
     ovl_counters sums = {0};
     for (int j = 0; j < OVL_COUNTS; ++j)
-      totals(OVL_LOAD(row->counts[j]), j, &sums);
+      totals(counted(row, j), j, &sums);
     if (!sums.launches)
       continue;
     if (out && found < capacity) {
@@ -359,7 +402,7 @@ void ovl_functions_reset(void) {
   for (uint32_t i = 0, count = row_count(); i < count; ++i) {
     struct ovl_function *row = &rows[OVL_LOAD(order[i])];
     for (int j = 0; j < OVL_COUNTS; ++j)
-      OVL_STORE(row->counts[j], 0);
+      OVL_STORE(row->forgotten[j], count_of(row, j));
     OVL_STORE(row->failures, 0);
   }
 }

@@ -27,6 +27,7 @@ enum {
 
 static __thread int thread_role __attribute__((tls_model("initial-exec"))) = OVL_BY_NAME;
 static __thread int inside __attribute__((tls_model("initial-exec")));
+static __thread int lane __attribute__((tls_model("initial-exec")));
 static __thread uint32_t thread_id __attribute__((tls_model("initial-exec")));
 
 static _Atomic int32_t captures; /* streams being captured, as far as we saw them begin */
@@ -278,28 +279,23 @@ static CUresult launch(const struct request *r, const struct ovl_interned *polic
     }
   }
 
-  OVL_ADD(row->counts[plan.actions & (OVL_COUNTS - 1)], 1);
+  if (OVL_UNLIKELY(!thread_id)) {
+    thread_id = (uint32_t)syscall(SYS_gettid);
+    lane = ovl_lane_take(thread_id);
+  }
+  ovl_count(lane, OVL_LOAD(row->place), plan.actions);
   ovl_last last = {0};
   last.dynamic_smem = plan.dynamic_smem & 0xffffff;
   last.blocks = (unsigned)blocks_after & 255;
   last.rule = (unsigned)rule & 255;
   last.role = (unsigned)role & 255;
   OVL_STORE(row->last, last.bits);
-  if (OVL_UNLIKELY(!thread_id))
-    thread_id = (uint32_t)syscall(SYS_gettid);
-  ovl_record record = {.function = (uint64_t)(uintptr_t)r->function,
-                       .stream = (uint64_t)(uintptr_t)r->stream,
-                       .blocks = blocks,
-                       .thread_id = thread_id,
-                       .threads = (int32_t)threads,
-                       .before = (int32_t)r->dynamic_smem,
-                       .after = (int32_t)plan.dynamic_smem,
-                       .result = result,
-                       .cluster = (uint16_t)OVL_LOAD(row->cluster),
-                       .role = (uint8_t)role,
-                       .rule = (uint8_t)rule,
-                       .actions = (uint8_t)plan.actions};
-  ovl_record_write(&record);
+  ovl_record_write(
+      (uint64_t)(uintptr_t)r->function, (uint64_t)(uintptr_t)r->stream, blocks,
+      ovl_pair(thread_id, (uint32_t)threads), ovl_pair(r->dynamic_smem, plan.dynamic_smem),
+      ovl_pair((uint32_t)result, ((uint32_t)OVL_LOAD(row->cluster) & 0xffff) |
+                                     ((uint32_t)role & 255) << 16 | (uint32_t)rule << 24),
+      (uint64_t)plan.actions);
   inside = 0;
   return result;
 }

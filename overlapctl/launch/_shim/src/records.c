@@ -1,9 +1,8 @@
 /* The ring of launch records, the process-wide counters and the clock.
  *
- * A slot carries 2n+1 while record n is being written and 2n+2 once it is complete. A writer takes
- * a slot with compare-and-swap; if another is still writing there (it slept for a whole lap), the
- * newer record is given up. Readers copy and check the number again: they never hold a writer up.
- */
+ * A slot carries 2n+1 while record n is being written and 2n+2 once it is complete. Readers copy
+ * and look at the number again; they never hold a writer up. A writer that slept for a whole lap of
+ * the ring may write into a newer record: the check sum tells, and that record counts as lost. */
 #include "state.h"
 
 #include <pthread.h>
@@ -16,13 +15,22 @@
 #include <x86intrin.h>
 #endif
 
-enum { RING = 8192, WORDS = (sizeof(ovl_record) + 7) / 8, PATIENCE = 256 };
+/* The words ovl_record_write is given are the record's (on a little-endian processor). */
+_Static_assert(sizeof(ovl_record) == 72 && offsetof(ovl_record, ticks) == 8 &&
+                   offsetof(ovl_record, blocks) == 32 && offsetof(ovl_record, threads) == 44 &&
+                   offsetof(ovl_record, after) == 52 && offsetof(ovl_record, cluster) == 60 &&
+                   offsetof(ovl_record, role) == 62 && offsetof(ovl_record, actions) == 64,
+               "the record's layout");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the record's layout");
+
+enum { RING = 8192, WORDS = sizeof(ovl_record) / 8, PATIENCE = 256 };
 
 struct ovl_globals ovl_globals;
 
 static struct {
   _Alignas(128) _Atomic uint64_t number;
   _Atomic uint64_t words[WORDS];
+  _Atomic uint64_t check;
 } ring[RING];
 
 static _Alignas(128) _Atomic uint64_t head;
@@ -93,20 +101,35 @@ static uint64_t to_ns(uint64_t ticks, double rate) {
 
 /* ---- ring ------------------------------------------------------------------------------------ */
 
-void ovl_record_write(const ovl_record *record) {
-  uint64_t n = OVL_ADD(head, 1);
+static inline uint64_t add_to_check(uint64_t check, uint64_t word) {
+  return (check << 7 | check >> 57) ^ word;
+}
+
+void ovl_record_write(uint64_t function, uint64_t stream, uint64_t blocks,
+                      uint64_t thread_id_threads, uint64_t before_after,
+                      uint64_t result_cluster_role_rule, uint64_t actions) {
+  uint64_t ticks = ticks_now();
+  uint64_t n = OVL_ADD(head, 1), check = 0;
   __typeof__(ring[0]) *slot = &ring[n % RING];
-  uint64_t words[WORDS] = {0};
-  memcpy(words, record, sizeof *record);
-  words[offsetof(ovl_record, sequence) / 8] = n;
-  words[offsetof(ovl_record, ticks) / 8] = ticks_now();
-  uint64_t now = OVL_LOAD(slot->number);
-  if (now & 1 || now > 2 * n ||
-      !atomic_compare_exchange_strong_explicit(&slot->number, &now, 2 * n + 1, memory_order_acq_rel,
-                                               memory_order_relaxed))
-    return;
-  for (size_t i = 0; i < WORDS; ++i)
-    atomic_store_explicit(&slot->words[i], words[i], memory_order_relaxed);
+  OVL_STORE(slot->number, 2 * n + 1);
+  atomic_thread_fence(memory_order_release);
+#define PUT(index, value)                                                                          \
+  do {                                                                                             \
+    uint64_t word = (value);                                                                       \
+    OVL_STORE(slot->words[index], word);                                                           \
+    check = add_to_check(check, word);                                                             \
+  } while (0)
+  PUT(0, n);
+  PUT(1, ticks);
+  PUT(2, function);
+  PUT(3, stream);
+  PUT(4, blocks);
+  PUT(5, thread_id_threads);
+  PUT(6, before_after);
+  PUT(7, result_cluster_role_rule);
+  PUT(8, actions);
+#undef PUT
+  OVL_STORE(slot->check, check);
   atomic_store_explicit(&slot->number, 2 * n + 2, memory_order_release);
 }
 
@@ -116,11 +139,14 @@ static int read_slot(uint64_t n, ovl_record *out) {
   uint64_t number = atomic_load_explicit(&slot->number, memory_order_acquire);
   if (number < 2 * n + 2)
     return 0;
-  uint64_t words[WORDS];
-  for (size_t i = 0; i < WORDS; ++i)
+  uint64_t words[WORDS], check = 0;
+  for (size_t i = 0; i < WORDS; ++i) {
     words[i] = OVL_LOAD(slot->words[i]);
+    check = add_to_check(check, words[i]);
+  }
+  check ^= OVL_LOAD(slot->check);
   atomic_thread_fence(memory_order_acquire);
-  if (number != 2 * n + 2 || OVL_LOAD(slot->number) != number)
+  if (number != 2 * n + 2 || check || OVL_LOAD(slot->number) != number)
     return -1;
   memcpy(out, words, sizeof *out);
   return 1;

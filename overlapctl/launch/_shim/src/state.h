@@ -121,13 +121,14 @@ struct ovl_function {
   _Atomic int32_t priority_greatest;
   _Atomic int32_t cluster; /* blocks per cluster */
   _Atomic uint64_t words[OVL_CACHED_POLICIES][2];
-  /* written on every launch; counts are by combination of actions */
-  _Alignas(64) _Atomic uint64_t counts[OVL_COUNTS];
-  _Atomic uint64_t last; /* packed: see ovl_last */
+  _Atomic uint32_t place; /* its number in the order of claiming */
+  /* written on every launch */
+  _Alignas(64) _Atomic uint64_t last; /* packed: see ovl_last */
   _Atomic uint64_t failures;
   /* facts */
   _Alignas(64) _Atomic uint64_t resolved; /* CUfunction */
   _Atomic int32_t registers, static_smem;
+  _Atomic uint64_t forgotten[OVL_COUNTS]; /* counts at the last reset */
   _Atomic uint64_t name[OVL_NAME_BYTES / 8];
 };
 
@@ -139,6 +140,21 @@ typedef union ovl_last {
 } ovl_last;
 
 extern _Atomic uint32_t ovl_epoch;
+
+/* Launches by row and combination of actions, in a lane for each launching thread, so that counting
+ * needs no locked instruction. Lane 0 is shared by the threads that found no lane of their own. */
+enum { OVL_LANES = 16 };
+extern _Atomic uint64_t ovl_lanes[OVL_LANES][OVL_SLOTS][OVL_COUNTS];
+
+int ovl_lane_take(uint32_t thread_id);
+
+static inline void ovl_count(int lane, uint32_t place, int actions) {
+  _Atomic uint64_t *count = &ovl_lanes[lane][place][actions & (OVL_COUNTS - 1)];
+  if (OVL_LIKELY(lane))
+    OVL_STORE(*count, OVL_LOAD(*count) + 1);
+  else
+    OVL_ADD(*count, 1);
+}
 
 /* The launch's row, claimed and filled on first sight; NULL if the table is full. */
 struct ovl_function *ovl_function_find(CUfunction function, uint32_t threads, uint32_t dynamic_smem,
@@ -174,7 +190,15 @@ struct ovl_globals {
 
 extern struct ovl_globals ovl_globals;
 
-void ovl_record_write(const ovl_record *record); /* sequence and ticks are filled in */
+static inline uint64_t ovl_pair(uint32_t low, uint32_t high) {
+  return low | (uint64_t)high << 32;
+}
+
+/* Writes an ovl_record, given as the words it consists of after sequence and ticks: they stay in
+ * registers, where a structure would be stored in small pieces and loaded again in large ones. */
+void ovl_record_write(uint64_t function, uint64_t stream, uint64_t blocks,
+                      uint64_t thread_id_threads, uint64_t before_after,
+                      uint64_t result_cluster_role_rule, uint64_t actions);
 void ovl_records_start(void);
 void ovl_records_reset(void);
 uint64_t ovl_records_dropped(void);
