@@ -15,7 +15,7 @@ import numpy as np
 
 from overlapctl.errors import UsageError
 
-__all__ = ["MIN_SAMPLES", "Comparison", "compare", "differs", "median", "quantile", "spread"]
+__all__ = ["Comparison", "compare", "differs", "median", "quantile", "spread"]
 
 MIN_SAMPLES = 3
 """Below this many samples nothing is known of the spread, and no difference is claimed."""
