@@ -479,8 +479,13 @@ class Profile:
 
 
 @functools.cache
-def _adapter(kind: type[Any]) -> pydantic.TypeAdapter[Any]:
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(kind)
+
+
+def _hashable(kind: Any) -> Any:
+    """Hide from the type checker that it holds ``type`` objects for unhashable."""
+    return kind
 
 
 def to_json(record: object, *, indent: int | None = 2) -> str:
@@ -493,7 +498,7 @@ def to_json(record: object, *, indent: int | None = 2) -> str:
     indent
         Spaces per level, or ``None`` for one line.
     """
-    return _adapter(type(record)).dump_json(record, indent=indent).decode()
+    return _adapter(_hashable(type(record))).dump_json(record, indent=indent).decode()
 
 
 def from_json(kind: type[_T], text: str | bytes) -> _T:
@@ -505,7 +510,7 @@ def from_json(kind: type[_T], text: str | bytes) -> _T:
         If the text is no JSON, a field is missing, unknown or of the wrong type. (pydantic's
         ``ValidationError`` is a ``ValueError`` and lists each field with the value it had.)
     """
-    record: _T = _adapter(kind).validate_json(text)
+    record: _T = _adapter(_hashable(kind)).validate_json(text)
     return record
 
 

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from overlapctl import env
 from overlapctl.errors import OverlapctlError, OverlapctlWarning, UsageError
@@ -235,7 +235,7 @@ def overlap(
     auto, pad = _parse_reserve(smem_reserve)
     _check_range("max_blocks_per_sm", max_blocks_per_sm, 1, 64)
     _check_range("carveout", carveout, 0, 100)
-    overrides = {
+    overrides: dict[str, Any] = {
         "max_blocks_per_sm": max_blocks_per_sm,
         "carveout": carveout,
         "comm_priority": comm_priority,

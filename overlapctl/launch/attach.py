@@ -91,11 +91,6 @@ def current_attachment() -> Attachment | None:
     return _attachment
 
 
-def current_attachment() -> Attachment | None:
-    """Tell what is attached already, without attaching; ``None``: nothing."""
-    return _attachment
-
-
 def _attach(driver: str | None) -> Attachment:
     if env.is_disabled():
         raise AttachError(f"{env.DISABLE} is set", remedy=f"unset {env.DISABLE} to shape launches")

@@ -119,7 +119,10 @@ class Shaped:
     def __init__(self, kernel: Any, wish: _Wish) -> None:
         self._kernel = kernel
         self._wish = wish
-        functools.update_wrapper(self, getattr(kernel, "fn", kernel), updated=())
+        function: Any = getattr(kernel, "fn", kernel)
+        for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+            if hasattr(function, attribute):
+                setattr(self, attribute, getattr(function, attribute))
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """Give the launcher for a grid, like Triton's kernels do."""

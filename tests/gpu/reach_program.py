@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
-from overlapctl.launch.attach import ensure_attached
 
 import overlapctl
+from overlapctl.launch.attach import ensure_attached
 
 PAD = 1024
 
