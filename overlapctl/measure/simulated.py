@@ -9,16 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
+from overlapctl.launch.twin import Decision, TwinLaunch, decide, wish
 from overlapctl.measure.trial import ISSUE_DELAY_MS, check_request
 from overlapctl.plan.parameters import SimulationParameters, parameters_for
-from overlapctl.plan.residency import (
-    blocks_per_sm,
-    grid_is_coresident,
-    pad_for_blocks,
-    padded,
-)
 from overlapctl.plan.simulate import (
     CommWork,
     ComputeWork,
@@ -35,7 +29,6 @@ from overlapctl.records import (
     KernelFootprint,
     Policy,
     Role,
-    Rule,
     Sample,
     Trial,
 )
@@ -132,55 +125,24 @@ class SimulatedRunner:
     def _apply(
         self, policy: Policy, compute: ComputeWork, comm: CommWork
     ) -> tuple[Shape, tuple[Applied, ...]]:
-        before = compute.footprint
-        pad, carveout, rule = _decide(self._facts, before, policy)
-        shape = Shape(pad=pad, carveout=carveout, comm_priority=policy.comm_priority)
+        """Decide for both kernels as the shim would under the policy."""
         if policy.is_default:
-            return shape, ()
-        rows = [
-            self._row(before, Role.COMPUTE, compute.launches, pad, carveout, rule=rule),
-        ]
+            return Shape(), ()
+        kernel, collective = compute.footprint, comm.footprint
+        mine = decide(self._facts, TwinLaunch(footprint=kernel), wish(policy, kernel.name))
+        rows = [_row(kernel, Role.COMPUTE, compute.launches, mine)]
+        prioritised = False
         if comm.uses_sms:
-            rows.append(
-                self._row(
-                    comm.footprint,
-                    Role.COMMUNICATION,
-                    comm.launches,
-                    rule=Rule.COMMUNICATION,
-                    prioritised=policy.comm_priority,
-                )
-            )
-        return shape, tuple(rows)
-
-    def _row(
-        self,
-        kernel: KernelFootprint,
-        role: Role,
-        launches: int,
-        pad: int = 0,
-        carveout: int = -1,
-        *,
-        rule: Rule,
-        prioritised: bool = False,
-    ) -> Applied:
-        return Applied(
-            kernel=kernel.name,
-            role=role,
-            threads=kernel.threads,
-            registers=kernel.registers,
-            static_smem=kernel.static_smem,
-            launches=launches,
-            shaped=launches if pad else 0,
-            prioritised=launches if prioritised else 0,
-            carved=launches if carveout >= 0 else 0,
-            failed=0,
-            captured=0,
-            before=kernel.dynamic_smem,
-            after=kernel.dynamic_smem + pad,
-            blocks_before=blocks_per_sm(self._facts, kernel),
-            blocks_after=blocks_per_sm(self._facts, padded(kernel, pad)),
-            rule=rule,
+            launch = TwinLaunch(footprint=collective, role=Role.COMMUNICATION)
+            theirs = decide(self._facts, launch, wish(policy, collective.name))
+            prioritised = theirs.priority is not None
+            rows.append(_row(collective, Role.COMMUNICATION, comm.launches, theirs))
+        shape = Shape(
+            pad=mine.dynamic_smem - kernel.dynamic_smem,
+            carveout=-1 if mine.carveout is None else mine.carveout,
+            comm_priority=prioritised,
         )
+        return shape, tuple(rows)
 
     def _samples(
         self,
@@ -213,36 +175,22 @@ class SimulatedRunner:
         return value * max(0.5, 1.0 + rng.gauss(0.0, self._parameters.noise))
 
 
-def _decide(facts: DeviceFacts, kernel: KernelFootprint, policy: Policy) -> tuple[int, int, Rule]:
-    """Pad, carve-out and rule that the shim would apply to a compute launch."""
-    if any(fnmatchcase(kernel.name, pattern) for pattern in policy.exclude):
-        return 0, -1, Rule.EXCLUDED
-    if policy.include and not any(fnmatchcase(kernel.name, p) for p in policy.include):
-        return 0, -1, Rule.NOT_INCLUDED
-    wish = next((r for r in policy.rules if fnmatchcase(kernel.name, r.pattern)), policy)
-    if kernel.cooperative:
-        return 0, -1, Rule.COOPERATIVE
-    pad, rule = _wanted_pad(facts, kernel, wish.pad_bytes, wish.max_blocks_per_sm)
-    if pad:
-        shaped = padded(kernel, pad)
-        if kernel.smem + pad > facts.smem_per_block_optin:
-            pad, rule = 0, Rule.OPT_IN_LIMIT
-        elif grid_is_coresident(facts, kernel) and not grid_is_coresident(facts, shaped):
-            pad, rule = 0, Rule.KEEPS_GRID_RESIDENT
-        elif blocks_per_sm(facts, shaped) == 0:
-            pad, rule = 0, Rule.NO_EFFECT
-    return pad, wish.carveout, rule
-
-
-def _wanted_pad(
-    facts: DeviceFacts, kernel: KernelFootprint, pad_bytes: int, target: int
-) -> tuple[int, Rule]:
-    if target:
-        pad = pad_for_blocks(facts, kernel, target)
-        if pad is None:
-            return 0, Rule.OPT_IN_LIMIT
-        if pad == 0 and not pad_bytes:
-            return 0, Rule.ALREADY_AT_TARGET
-        if pad >= pad_bytes:
-            return pad, Rule.PADDED_TO_TARGET
-    return (pad_bytes, Rule.PADDED_BYTES) if pad_bytes else (0, Rule.NOTHING_ASKED)
+def _row(kernel: KernelFootprint, role: Role, launches: int, decision: Decision) -> Applied:
+    return Applied(
+        kernel=kernel.name,
+        role=role,
+        threads=kernel.threads,
+        registers=kernel.registers,
+        static_smem=kernel.static_smem,
+        launches=launches,
+        shaped=launches if decision.dynamic_smem != kernel.dynamic_smem else 0,
+        prioritised=launches if decision.priority is not None else 0,
+        carved=launches if decision.carveout is not None else 0,
+        failed=0,
+        captured=0,
+        before=kernel.dynamic_smem,
+        after=decision.dynamic_smem,
+        blocks_before=decision.blocks_before,
+        blocks_after=decision.blocks_after,
+        rule=decision.rule,
+    )
