@@ -74,7 +74,7 @@ class CudaBackend:
         self._timeout_s = timeout_s
         self._on_close = on_close
         self._side = torch.cuda.Stream(self._device)
-        self._token = torch.zeros(1, device=self._device)
+        self._token = torch.zeros(1, device=self._device) if ranks > 1 else None
         self._case: Case | None = None
         self._work: Workload | None = None
         self._comm: Collective | None = None
