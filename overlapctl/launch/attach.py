@@ -167,7 +167,7 @@ def _error(report: AttachReport) -> OverlapctlError:
             f"run without that tool, or {_PRELOAD}",
         ),
         Status.ALREADY_ATTACHED: (
-            f"another copy of the shim is attached ({entry}: {detail})",
+            f"another copy of the shim has {entry}: {detail}",
             "use one installation of overlapctl per process",
         ),
         Status.MEMORY: (

@@ -45,5 +45,11 @@ def driver(folder: Path, name: str = "libdriver.so", **macros: str | int) -> Pat
     defines = [f"-D{key}={value}" for key, value in macros.items()]
     source = NATIVE / "detour_driver.c"
     return compile_c(
-        folder / name, [source], "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *defines
+        folder / name,
+        [source],
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        "-Wl,-Bsymbolic",
+        *defines,
     )

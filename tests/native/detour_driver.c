@@ -59,3 +59,29 @@ ENTRY("cuLaunchKernelEx", 2, 0, REAL, "");
 #endif
 ENTRY("cuLaunchKernelEx_ptsz", 3, 0, REAL, "");
 ENTRY("cuLaunchCooperativeKernel", 4, 0, VARIANT_COOP, MANY);
+
+/* What cuGetProcAddress is asked for on the way to each of them. */
+static void *choose(const char *name, uint64_t flags) {
+  extern char plain[] __asm__("cuLaunchKernel"), per_thread[] __asm__("cuLaunchKernel_ptsz");
+  extern char v1[] __asm__("cuGetProcAddress"), v2[] __asm__("cuGetProcAddress_v2");
+  if (__builtin_strcmp(name, "cuLaunchKernel") == 0)
+    return (flags & 2) != 0 ? per_thread : plain;
+  if (__builtin_strcmp(name, "cuGetProcAddress") == 0)
+    return (flags & 0x100) != 0 ? v1 : v2;
+  return (void *)0;
+}
+
+int cuGetProcAddress(const char *name, void **found, int version, uint64_t flags) {
+  (void)version;
+  *found = choose(name, flags);
+  return *found != (void *)0 ? 0 : 500;
+}
+
+int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *how) {
+  (void)how;
+  return cuGetProcAddress(name, found, version, version < 12000 ? flags | 0x100 : flags);
+}
+
+int cuOther(void) {
+  return 7;
+}

@@ -38,6 +38,8 @@ ovl_dlsym_function ovl_real_dlsym(void);
 /* True if this library was preloaded by `overlapctl run` and its dlsym is the one in use. */
 bool ovl_preload_active(void);
 bool ovl_is_disabled(void);
+/* Is the address in this very copy of the shim? */
+bool ovl_is_own_object(const void *address);
 
 /* ---- policy_text.c -------------------------------------------------------------------------- */
 

@@ -423,15 +423,18 @@ static bool other_copy_preloaded(void) {
   int (*state)(void);
   void *found = ovl_real_dlsym()(RTLD_DEFAULT, "ovl_attachment_state");
   memcpy(&state, &found, sizeof found);
-  return state != NULL && state != ovl_attachment_state && state() == OVL_PRELOAD;
+  return state != NULL && !ovl_is_own_object(found) && state() == OVL_PRELOAD;
 }
 
 static int attach_locked(const char *driver, ovl_attach_report *report) {
   if (ovl_is_disabled())
     return OVL_E_DISABLED;
-  if (ovl_preload_active() || other_copy_preloaded()) {
+  if (ovl_preload_active()) {
     report->attachment = OVL_PRELOAD;
-    snprintf(report->detail, sizeof report->detail, "the shim is preloaded");
+    return OVL_E_ALREADY_ATTACHED;
+  }
+  if (other_copy_preloaded()) {
+    snprintf(report->detail, sizeof report->detail, "it is preloaded");
     return OVL_E_ALREADY_ATTACHED;
   }
   if (atomic_load(&ovl_attachment_now) == OVL_DETOUR) {

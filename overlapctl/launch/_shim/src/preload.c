@@ -73,7 +73,7 @@ bool ovl_is_disabled(void) {
   return value != NULL && value[0] != 0 && strcmp(value, "0") != 0;
 }
 
-static bool is_own_object(const void *address) {
+bool ovl_is_own_object(const void *address) {
   Dl_info ours, theirs;
   return dladdr(&ovl_next_dlsym, &ours) != 0 && dladdr(address, &theirs) != 0 &&
          ours.dli_fbase == theirs.dli_fbase;
@@ -131,7 +131,7 @@ static bool adopt(void *handle) {
   ovl_dlsym_function find = ovl_real_dlsym();
   for (size_t i = 0; i < ovl_entry_count && i < MAX_ENTRIES; i++) {
     void *found = find(handle, ovl_entries[i].symbol);
-    if (found != NULL && is_own_object(found))
+    if (found != NULL && ovl_is_own_object(found))
       return false; /* the program itself: that search finds our exports first */
     if (found == NULL && ovl_entries[i].required)
       return false;
@@ -151,7 +151,7 @@ static bool adopt_owner_of(void *address) {
   if (adopted())
     return true;
   Dl_info owner;
-  if (is_own_object(address) || dladdr(address, &owner) == 0 || owner.dli_fname == NULL)
+  if (ovl_is_own_object(address) || dladdr(address, &owner) == 0 || owner.dli_fname == NULL)
     return false;
   void *handle = dlopen(owner.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   return handle != NULL && adopt(handle);
@@ -164,7 +164,7 @@ static void *find_in_process(const char *name) {
     void *handle = dlopen(OVL_DRIVER_SONAME, RTLD_LAZY | RTLD_NOLOAD);
     found = handle != NULL ? ovl_real_dlsym()(handle, name) : NULL;
   }
-  return found != NULL && is_own_object(found) ? NULL : found;
+  return found != NULL && ovl_is_own_object(found) ? NULL : found;
 }
 
 /* ---- substitution -----------------------------------------------------------------------------
@@ -246,7 +246,7 @@ __attribute__((visibility("hidden"), used)) void *ovl_preload_lookup(void *handl
   void *found = handle == RTLD_DEFAULT ? NULL : real(handle, name);
   if (handle != RTLD_DEFAULT && found == NULL)
     return NULL; /* let the real one fail, so that dlerror tells the same */
-  if (found == NULL || is_own_object(found)) { /* a search that meets our export first */
+  if (found == NULL || ovl_is_own_object(found)) { /* a search that meets our export first */
     found = find_in_process(name);
     if (found == NULL)
       return NOTHING;
