@@ -1,4 +1,4 @@
-"""Fits the simulation's parameters to recorded trials: coordinate descent on absolute log errors."""
+"""Fit the simulation's parameters to recorded trials: coordinate descent on log errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ START = {
     "comm_latency_memory": 0.1,
     "comm_latency_gemm": 0.1,
     "light_traffic": 0.5,
+    "light_sensitivity": 1.5,
     "compute_on_comm_memory": 0.2,
     "compute_on_comm_gemm": 0.3,
     "queueing_onset": 1.0,
     "crowded_comm": 1.2,
     "kept_beside_comm": 0.5,
 }
-STEPS = (1.5, 1.25, 1.12, 1.06)
+STEPS = (1.4, 1.15, 1.06)
+PASSES = 2
 
 
 def loss(facts: DeviceFacts, rows: Sequence[Row], parameters: SimulationParameters) -> float:
@@ -49,7 +51,7 @@ def fit(facts: DeviceFacts, rows: Sequence[Row]) -> SimulationParameters:
     least = loss(facts, rows, best)
     for step in STEPS:
         improved, passes = True, 0
-        while improved and passes < 4:
+        while improved and passes < PASSES:
             improved, passes = False, passes + 1
             for name in START:
                 for factor in (step, 1 / step):

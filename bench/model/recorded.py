@@ -59,8 +59,10 @@ def _triton(name: str, side: int, depth: int, launches: int) -> Kernel:
     return Kernel(footprint, launches, tile, 2.0 * side * side * depth)
 
 
-def _elementwise(name: str, elements: int, launches: int) -> Kernel:
-    footprint = KernelFootprint(name=name, threads=128, registers=32, blocks=elements // (128 * 8))
+def _elementwise(name: str, elements: int, launches: int, registers: int = 32) -> Kernel:
+    footprint = KernelFootprint(
+        name=name, threads=128, registers=registers, blocks=elements // (128 * 8)
+    )
     return Kernel(footprint, launches, memory=True)
 
 
@@ -89,8 +91,8 @@ KERNELS = {
     "tri128s4": _triton("tri128s4", CUBE, CUBE, 1),
     "sgemm": _library("sgemm", 256, 254, 67584, 2048),
     "bf16": _library("bf16", 384, 168, 188636, 132),
-    "elem": _elementwise("elem", 2**30, 2),
-    "add4GB": _elementwise("add4GB", 2**30, 2),
+    "elem": _elementwise("elem", 2**30, 2, registers=34),
+    "add4GB": _elementwise("add4GB", 2**30, 2, registers=34),
     "gelu x12": _elementwise("gelu", 2**27, 12),
     "lnorm x10": _layernorm(10),
     "gemm_bf16": _library("gemm_bf16", 384, 168, 188636, 132),
@@ -139,14 +141,17 @@ class Row:
 
     @property
     def family(self) -> str:
+        """Name of the compute kernel to leave out together."""
         return FAMILY.get(self.compute, self.compute)
 
     @property
     def case(self) -> tuple[str, str, int, int]:
+        """What a choice is made for: all rows with the same value are its arms."""
         return (self.table, self.compute, self.mib, self.repeats)
 
     @property
     def is_default(self) -> bool:
+        """Whether the job was untouched."""
         return self.comm == "nccl" and self.blocks == 24 and not self.priority and not self.target
 
 
@@ -238,17 +243,21 @@ def comm_input(row: Row, parameters: SimulationParameters) -> CommWork:
         alone_ms=row.comm_alone / (8 if row.table == "pipeline" else 1),
         launches=row.repeats,
         traffic=parameters.light_traffic if row.comm == "symm" else 1.0,
+        sensitivity=parameters.light_sensitivity if row.comm == "symm" else 1.0,
     )
 
 
 @dataclass(frozen=True)
 class Prediction:
+    """What the simulation says of a row, ms."""
+
     padded_alone: float
     compute_end: float
     comm_end: float
 
     @property
     def total(self) -> float:
+        """End of whatever ends last."""
         return max(self.compute_end, self.comm_end)
 
 
@@ -281,11 +290,11 @@ _MEMORY_ONLY = (
     "comm_latency_memory",
     "compute_on_comm_memory",
 )
-_LIGHT_ONLY = ("light_traffic", "crowded_comm")
+_LIGHT_ONLY = ("light_traffic", "light_sensitivity", "crowded_comm")
 
 
 def _relevant(row: Row, parameters: SimulationParameters) -> SimulationParameters:
-    """The parameters with those that cannot matter for the row put back: more is cached."""
+    """Put parameters that cannot matter for the row back: more predictions are cached."""
     idle = _GEMM_ONLY if KERNELS[row.compute].memory else _MEMORY_ONLY
     idle += () if row.comm == "symm" else _LIGHT_ONLY
     return replace(parameters, **{name: getattr(_DEFAULTS, name) for name in idle})

@@ -11,7 +11,8 @@ Dispatch
     the kernel at the head of the line is pending, no block behind it is placed (head-of-line
     rule): a large communication block of high priority thus drains SMs until it fits, and a
     kernel behind a persistent or many-wave grid waits until that grid is wholly placed.
-    A gang that has waited for room fills each SM it gets, because SMs become free one by one.
+    Blocks leave an SM one by one: a gang that has waited enters an SM as soon as one of its blocks
+    fits; only where that takes an empty SM, as many of its blocks enter as fit.
 Short blocks
     A kernel of very many short blocks is *fluid*: its blocks take and leave places at once, and
     only its total work counts. It yields places to a gang before it in the line, unless its blocks
@@ -187,6 +188,7 @@ class BlockSimulation:
         self._orders = itertools.count(1)
         self._previous = self._previous_in_stream()
         self._now = 0.0
+        self._blocker: int | None = None  # the compute kernel that got SMs last
 
     def run(self) -> list[Span]:
         """Run until every launch has ended.
@@ -257,17 +259,16 @@ class BlockSimulation:
 
     def _place_kernel(self, index: int) -> None:
         state = self._states[index]
-        fills = self._kernels[index].gang and state.waited
+        fills = self._entering(index) if self._kernels[index].gang and state.waited else 0
         while state.pending:
             rooms = [(self._room(index, g), g) for g in self._groups]
             room, group = max(rooms, key=lambda r: (r[0], -len(r[1].cohorts)))
             if room == 0:
                 return
             if fills:
-                # SMs become free one by one: a waiting gang fills each.
-                each, sms = min(room, state.pending), min(group.sms, -(-state.pending // room))
-                if sms > 1 and each * sms > state.pending:
-                    sms -= 1
+                room = min(room, fills)
+                each = min(room, state.pending)
+                sms = min(group.sms, state.pending // each)
             else:
                 # Level the group down to the next fullest one, block by block on all its SMs.
                 others = [r for r, g in rooms if g is not group and r < room]
@@ -280,6 +281,24 @@ class BlockSimulation:
                 self._groups.append(group)
             self._put(index, group, each)
             state.pending -= each * sms
+
+    def _entering(self, index: int) -> int:
+        """Blocks of a waiting gang that get in together when just enough compute blocks leave.
+
+        SMs become free block by block: the gang enters one as soon as one of its blocks fits, and
+        if that takes the last compute block, as many enter as an empty SM holds.
+        """
+        if self._blocker is None:
+            return self._room(index, _Group(1, 0))
+        kernel = self._kernels[self._blocker]
+        probe = _Group(1, carveout_step(self._facts, kernel.footprint, kernel.carveout))
+        resident = blocks_per_sm(self._facts, kernel.footprint, carveout=kernel.carveout)
+        for stay in range(resident - 1, -1, -1):
+            probe.cohorts = [_Cohort(self._blocker, stay, 1.0)] if stay else []
+            room = self._room(index, probe)
+            if room:
+                return room
+        return 1
 
     def _pour(self, index: int) -> None:
         """Fill all room with a fluid kernel's blocks; they stay until its work is done."""
@@ -329,6 +348,8 @@ class BlockSimulation:
 
     def _put(self, index: int, group: _Group, each: int, work: float = 1.0) -> None:
         kernel, state = self._kernels[index], self._states[index]
+        if not kernel.gang:
+            self._blocker = index
         if not group.cohorts:
             group.step = carveout_step(self._facts, kernel.footprint, kernel.carveout)
         if kernel.gang:

@@ -31,8 +31,9 @@ class SimulationParameters:
     comm_latency_memory, comm_latency_gemm
         Fraction by which a communication kernel's traffic lengthens the loads of memory-bound
         kernels and of GEMMs; it costs throughput only where too few blocks hide it.
-    light_traffic
-        The light kernel's memory traffic for the same payload, relative to NCCL's.
+    light_traffic, light_sensitivity
+        The light kernel relative to NCCL's: its memory traffic for the same payload, and its
+        slow-down by a GEMM's queueing (it waits for every load; NCCL's has more under way).
     compute_on_comm_memory, compute_on_comm_gemm
         Slow-down of a communication kernel (fraction) beside a saturating memory-bound kernel,
         and beside a GEMM per unit of queueing.
@@ -62,6 +63,7 @@ class SimulationParameters:
     comm_latency_memory: float = 0.03
     comm_latency_gemm: float = 0.13
     light_traffic: float = 0.5
+    light_sensitivity: float = 2.0
     compute_on_comm_memory: float = 0.25
     compute_on_comm_gemm: float = 0.45
     queueing_onset: float = 0.9

@@ -56,7 +56,7 @@ class CommWork:
     """The communication side: ``alone_ms`` is for all ``launches`` in a row.
 
     ``uses_sms`` is False for copy-engine transfers; ``traffic`` is the memory traffic relative to
-    NCCL's for the same payload.
+    NCCL's for the same payload, ``sensitivity`` the slow-down by a GEMM's queueing likewise.
     """
 
     footprint: KernelFootprint
@@ -64,6 +64,7 @@ class CommWork:
     launches: int = 1
     uses_sms: bool = True
     traffic: float = 1.0
+    sensitivity: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +244,7 @@ class _Contention:
             self._on_comm = parameters.compute_on_comm_memory * at_rest / curve.saturated
         else:
             queueing = max(0.0, residency / curve.knee - parameters.queueing_onset)
-            self._on_comm = parameters.compute_on_comm_gemm * queueing
+            self._on_comm = comm.sensitivity * parameters.compute_on_comm_gemm * queueing
         self._full = facts.sm_count * max(at_rest, 1e-9)
 
     def __call__(self, throughput: dict[int, float]) -> dict[int, float]:

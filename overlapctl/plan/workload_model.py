@@ -195,6 +195,7 @@ def comm_work(
         alone_ms=alone_ms if alone_ms is not None else _transfer_ms(facts, spec, world),
         uses_sms=footprint is not None,
         traffic=1.0 if spec.path in ("nccl", "standin") else parameters.light_traffic,
+        sensitivity=parameters.light_sensitivity if spec.path == "light" else 1.0,
     )
 
 
