@@ -1,6 +1,7 @@
 /* Lets the tests and the benchmark drive the shim's core without patching any code: the hooks'
  * originals are set to the fake driver's entries, and the hooks are called by name. */
 #include "intercept.h"
+#include "state.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -39,4 +40,10 @@ EXPORT void harness_remove(const char *symbol) {
   for (size_t i = 0; i < ovl_entry_count; ++i)
     if (!strcmp(ovl_entries[i].symbol, symbol))
       *ovl_entries[i].original = NULL;
+}
+
+/* Partitions are remembered for the life of a process; tests need to forget them. */
+EXPORT void harness_forget_partitions(void) {
+  atomic_store(&ovl_smallest_partition, INT32_MAX);
+  ovl_functions_forget();
 }

@@ -39,6 +39,23 @@ int ovl_residency(const ovl_device_limits *limits, int threads, int registers, i
   return (int)blocks;
 }
 
+struct model {
+  const ovl_device_limits *limits;
+  const ovl_launch *launch;
+};
+
+static int model_blocks(void *context, int dynamic_smem) {
+  const struct model *model = context;
+  return ovl_residency(model->limits, model->launch->threads, model->launch->registers,
+                       model->launch->static_smem + dynamic_smem);
+}
+
+static int model_clusters(void *context, int dynamic_smem) {
+  (void)context;
+  (void)dynamic_smem;
+  return -1;
+}
+
 /* The least dynamic size in (from, to] at which no more than `target` blocks fit, or -1. More
  * shared memory never makes more blocks fit, so bisection finds it. */
 static int64_t smallest_for_target(const ovl_oracle *oracle, int64_t from, int64_t to, int target) {
@@ -52,6 +69,21 @@ static int64_t smallest_for_target(const ovl_oracle *oracle, int64_t from, int64
       to = middle;
   }
   return to;
+}
+
+/* As above, asking the model first and the oracle only to confirm: the driver answers for sizes the
+ * function's limit has been raised to, and that should not be raised further than needed. */
+static int64_t size_for_target(const ovl_device_limits *limits, const ovl_launch *launch,
+                               const ovl_oracle *oracle, int target) {
+  struct model model = {limits, launch};
+  ovl_oracle by_model = {model_blocks, model_clusters, &model};
+  int64_t from = launch->dynamic_smem;
+  int64_t most = (int64_t)limits->smem_per_block_optin - launch->static_smem;
+  int64_t guess = smallest_for_target(&by_model, from, most, target);
+  if (guess > from && oracle->blocks(oracle->context, (int)guess) <= target &&
+      (guess == from + 1 || oracle->blocks(oracle->context, (int)guess - 1) > target))
+    return guess;
+  return smallest_for_target(oracle, from, most, target);
 }
 
 /* Whether the grid may be launched with that much, as far as that does not depend on its size. */
@@ -69,8 +101,7 @@ static int examine(const ovl_device_limits *limits, const ovl_launch *launch,
     int clusters = oracle->clusters(oracle->context, (int)dynamic);
     if (clusters < 0 ? after != before : clusters < 1)
       return OVL_RULE_CLUSTER;
-    /* On a partition the driver's figure for the whole device says too much. */
-    if (clusters >= 0 && partition_sms == (uint32_t)limits->sm_count)
+    if (clusters >= 0 && (uint32_t)clusters * (uint32_t)launch->cluster < out->capacity)
       out->capacity = (uint32_t)clusters * (uint32_t)launch->cluster;
   }
   return OVL_RULE_COUNT;
@@ -99,12 +130,11 @@ void ovl_shape_for(const ovl_device_limits *limits, const ovl_launch *launch, co
     rules[count++] = OVL_RULE_PADDED_BYTES;
   }
   if (wish->max_blocks_per_sm > 0) {
-    int64_t most = (int64_t)limits->smem_per_block_optin - launch->static_smem;
     int64_t size = -1;
     if (before <= wish->max_blocks_per_sm)
       out->reason = OVL_RULE_ALREADY_AT_TARGET;
     else {
-      size = smallest_for_target(oracle, launch->dynamic_smem, most, wish->max_blocks_per_sm);
+      size = size_for_target(limits, launch, oracle, wish->max_blocks_per_sm);
       out->reason = OVL_RULE_OPT_IN_LIMIT;
     }
     if (size >= 0) { /* keep the larger first; of two equal ones the target names the reason */
@@ -126,23 +156,6 @@ void ovl_shape_for(const ovl_device_limits *limits, const ovl_launch *launch, co
     else
       out->reason = reason;
   }
-}
-
-struct model {
-  const ovl_device_limits *limits;
-  const ovl_launch *launch;
-};
-
-static int model_blocks(void *context, int dynamic_smem) {
-  const struct model *model = context;
-  return ovl_residency(model->limits, model->launch->threads, model->launch->registers,
-                       model->launch->static_smem + dynamic_smem);
-}
-
-static int model_clusters(void *context, int dynamic_smem) {
-  (void)context;
-  (void)dynamic_smem;
-  return -1;
 }
 
 void ovl_decide(const ovl_device_limits *limits, const ovl_launch *launch, const ovl_wish *wish,
