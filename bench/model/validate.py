@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-import results_file
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from fit import fit
 from recorded import Prediction, Row, pairs, pipelines, predict
 
+import results_file
 from overlapctl.device import open_device
 from overlapctl.plan.parameters import SimulationParameters, parameters_for
 from overlapctl.records import DeviceFacts
