@@ -20,7 +20,7 @@ from overlapctl.device import catalogue
 from overlapctl.launch import twin
 from overlapctl.records import DeviceFacts, KernelFootprint, KernelRule, Policy, Role, Rule
 
-H200 = catalogue.model("h200").facts()
+H200 = catalogue.model("h200").facts
 RULES = list(Rule)
 ROLES = list(Role)
 
@@ -128,7 +128,7 @@ wishes = st.builds(
     shape_captures=st.sampled_from([True, True, True, False]),
     refusal=st.sampled_from([None] * 6 + [Rule.EXCLUDED, Rule.NOT_INCLUDED]),
 )
-devices = st.sampled_from([catalogue.model(n).facts() for n in ("h200", "a100", "a40")])
+devices = st.sampled_from([catalogue.model(n).facts for n in ("h200", "a100", "a40")])
 
 
 @shim_build.needs_compiler
