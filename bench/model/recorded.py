@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import csv
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from overlapctl.plan.parameters import SimulationParameters
+from overlapctl.plan.calibration import Observation
 from overlapctl.plan.residency import pad_for_blocks
-from overlapctl.plan.simulate import (
-    CommWork,
-    ComputeWork,
-    Shape,
-    SimulationResult,
-    compute_alone_ms,
-    simulate,
-)
-from overlapctl.plan.throughput import OccupancyCurve
-from overlapctl.plan.workload_model import gemm_curve, memory_curve
-from overlapctl.records import DeviceFacts, KernelFootprint
+from overlapctl.plan.simulate import Shape
+from overlapctl.records import CommSpec, ComputeSpec, DeviceFacts, KernelFootprint
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 
-_DEFAULTS = SimulationParameters()
-
 CUBE = 8192
-# name: (footprint, tile or None, flop of one launch or 0, launches). Registers and shared memory of
-# the Triton tiles as compiled for sm_90, of library kernels as launched (h200_launches.csv).
+DEPTH = 8
+# name: tile, registers and shared memory as compiled for sm_90.
 _TRITON = {
     "tri64": ((64, 64, 64, 4, 2), 72, 32768),
     "tri32": ((32, 32, 64, 4, 2), 56, 8192),
@@ -36,19 +24,9 @@ _TRITON = {
 }
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A compute kernel of the tables."""
-
-    footprint: KernelFootprint
-    launches: int
-    tile: tuple[int, ...] = ()
-    flops: float = 0.0
-    memory: bool = False
-
-
-def _triton(name: str, side: int, depth: int, launches: int) -> Kernel:
+def _triton(name: str, side: int, depth: int, launches: int) -> tuple[ComputeSpec, KernelFootprint]:
     tile, registers, smem = _TRITON[name]
+    spec = ComputeSpec(op="gemm", shape=(side, side, depth), tile=tile, repeats=launches)
     footprint = KernelFootprint(
         name=name,
         threads=32 * tile[3],
@@ -56,30 +34,41 @@ def _triton(name: str, side: int, depth: int, launches: int) -> Kernel:
         dynamic_smem=smem,
         blocks=(side // tile[0]) * (side // tile[1]),
     )
-    return Kernel(footprint, launches, tile, 2.0 * side * side * depth)
+    return spec, footprint
 
 
-def _elementwise(name: str, elements: int, launches: int, registers: int = 32) -> Kernel:
+def _elementwise(
+    name: str, elements: int, launches: int, registers: int = 32
+) -> tuple[ComputeSpec, KernelFootprint]:
     footprint = KernelFootprint(
         name=name, threads=128, registers=registers, blocks=elements // (128 * 8)
     )
-    return Kernel(footprint, launches, memory=True)
+    return ComputeSpec(op="elementwise", shape=(elements,), repeats=launches), footprint
 
 
-def _layernorm(launches: int) -> Kernel:
+def _layernorm(launches: int) -> tuple[ComputeSpec, KernelFootprint]:
     footprint = KernelFootprint(
         name="lnorm", threads=128, registers=32, dynamic_smem=24, blocks=16384
     )
-    return Kernel(footprint, launches, memory=True)
+    return ComputeSpec(op="layernorm", shape=(16384, 8192), repeats=launches), footprint
 
 
-def _library(name: str, threads: int, registers: int, smem: int, blocks: int) -> Kernel:
+def _library(
+    spec: ComputeSpec, threads: int, registers: int, smem: int, blocks: int
+) -> tuple[ComputeSpec, KernelFootprint]:
     footprint = KernelFootprint(
-        name=name, threads=threads, registers=registers, dynamic_smem=smem, blocks=blocks
+        name=spec.op, threads=threads, registers=registers, dynamic_smem=smem, blocks=blocks
     )
-    return Kernel(footprint, 1)
+    return spec, footprint
 
 
+_CUBE_FP32 = ComputeSpec(op="gemm", shape=(CUBE, CUBE, CUBE), dtype="fp32")
+_HALF_FP32 = ComputeSpec(op="gemm", shape=(4096, 4096, 4096), dtype="fp32")
+_CUBE_BF16 = ComputeSpec(op="gemm", shape=(CUBE, CUBE, CUBE))
+_DEEP_BF16 = ComputeSpec(op="gemm", shape=(CUBE, CUBE, 4 * CUBE))
+_ATTENTION = ComputeSpec(op="attention", shape=(1, 32, 8192, 128))  # the shape was not recorded
+
+# Library kernels as launched (h200_launches.csv); add over 2^31 elements is launched in two halves.
 KERNELS = {
     "tri64": _triton("tri64", CUBE, CUBE, 1),
     "tri64 x2": _triton("tri64", CUBE, CUBE, 2),
@@ -89,19 +78,19 @@ KERNELS = {
     "tri128 x2": _triton("tri128", CUBE, CUBE, 2),
     "tri128K32k": _triton("tri128", CUBE, 4 * CUBE, 1),
     "tri128s4": _triton("tri128s4", CUBE, CUBE, 1),
-    "sgemm": _library("sgemm", 256, 254, 67584, 2048),
-    "bf16": _library("bf16", 384, 168, 188636, 132),
+    "sgemm": _library(_CUBE_FP32, 256, 254, 67584, 2048),
+    "bf16": _library(_DEEP_BF16, 384, 168, 188636, 132),
     "elem": _elementwise("elem", 2**30, 2, registers=34),
     "add4GB": _elementwise("add4GB", 2**30, 2, registers=34),
     "gelu x12": _elementwise("gelu", 2**27, 12),
     "lnorm x10": _layernorm(10),
-    "gemm_bf16": _library("gemm_bf16", 384, 168, 188636, 132),
-    "gemm_fp32": _library("gemm_fp32", 256, 254, 67584, 512),
+    "gemm_bf16": _library(_CUBE_BF16, 384, 168, 188636, 132),
+    "gemm_fp32": _library(_HALF_FP32, 256, 254, 67584, 512),
     "triton128": _triton("tri128", 4096, 4096, 3),
     "triton64": _triton("tri64", 4096, 4096, 3),
     "gelu": _elementwise("gelu", 2**26, 6),
     "lnorm": _layernorm(4),
-    "sdpa": _library("sdpa", 384, 168, 232448, 132),
+    "sdpa": _library(_ATTENTION, 384, 168, 232448, 132),
 }
 
 # What counts as the same compute kernel when one is left out.
@@ -207,30 +196,14 @@ def pipelines() -> list[Row]:
         return rows
 
 
-def compute_input(facts: DeviceFacts, row: Row, parameters: SimulationParameters) -> ComputeWork:
-    kernel = KERNELS[row.compute]
-    alone = row.compute_alone / (8 if row.table == "pipeline" else 1)
-    if kernel.memory:
-        curve = memory_curve(facts, kernel.footprint, parameters)
-    elif kernel.tile:
-        rate = kernel.flops * kernel.launches / alone
-        curve = gemm_curve(facts, kernel.footprint, rate, kernel.tile, parameters)
+def observation(facts: DeviceFacts, row: Row) -> Observation:
+    """Put a row's inputs and outcomes into the planner's terms."""
+    spec, footprint = KERNELS[row.compute]
+    light = row.comm == "symm"
+    if light:
+        comm = KernelFootprint(name="symm", threads=1024, registers=32, blocks=row.blocks)
     else:
-        curve = OccupancyCurve(knee=1.0, sharpness=parameters.gemm_sharpness)
-    return ComputeWork(
-        footprint=kernel.footprint,
-        alone_ms=alone,
-        curve=curve,
-        bound="memory" if kernel.memory else "gemm",
-        launches=kernel.launches,
-    )
-
-
-def comm_input(row: Row, parameters: SimulationParameters) -> CommWork:
-    if row.comm == "symm":
-        footprint = KernelFootprint(name="symm", threads=1024, registers=32, blocks=row.blocks)
-    else:
-        footprint = KernelFootprint(
+        comm = KernelFootprint(
             name="nccl",
             threads=544,
             registers=96,
@@ -238,75 +211,24 @@ def comm_input(row: Row, parameters: SimulationParameters) -> CommWork:
             dynamic_smem=82240,
             blocks=row.blocks,
         )
-    return CommWork(
+    pad = pad_for_blocks(facts, footprint, row.target) if row.target else 0
+    stages = DEPTH if row.table == "pipeline" else 1
+    return Observation(
+        compute=spec,
         footprint=footprint,
-        alone_ms=row.comm_alone / (8 if row.table == "pipeline" else 1),
-        launches=row.repeats,
-        traffic=parameters.light_traffic if row.comm == "symm" else 1.0,
-        sensitivity=parameters.light_sensitivity if row.comm == "symm" else 1.0,
+        compute_alone=row.compute_alone / stages,
+        comm=CommSpec(
+            op="all_reduce", size_bytes=row.mib * 2**20, path="light" if light else "nccl"
+        ),
+        comm_footprint=comm,
+        comm_alone=row.comm_alone / stages,
+        comm_launches=row.repeats,
+        shape=Shape(pad=pad or 0, comm_priority=row.priority),
+        depth=DEPTH if row.table == "pipeline" else None,
+        total=row.total,
+        compute_end=row.compute_end,
+        comm_end=row.comm_end,
     )
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the simulation says of a row, ms."""
-
-    padded_alone: float
-    compute_end: float
-    comm_end: float
-
-    @property
-    def total(self) -> float:
-        """End of whatever ends last."""
-        return max(self.compute_end, self.comm_end)
-
-
-@functools.lru_cache(maxsize=100_000)
-def _predict(
-    facts: DeviceFacts,
-    compute: ComputeWork,
-    comm: CommWork,
-    shape: Shape,
-    pipeline: bool,
-    parameters: SimulationParameters,
-) -> Prediction:
-    result: SimulationResult = simulate(
-        facts, compute, comm, shape, depth=8 if pipeline else None, parameters=parameters
-    )
-    padded = compute_alone_ms(facts, compute, shape.pad) * (8 if pipeline else 1)
-    return Prediction(padded, result.compute_end, result.comm_end)
-
-
-_GEMM_ONLY = (
-    "load_latency_us",
-    "gemm_sharpness",
-    "comm_latency_gemm",
-    "compute_on_comm_gemm",
-    "queueing_onset",
-)
-_MEMORY_ONLY = (
-    "memory_sharpness",
-    "memory_knee_warps",
-    "comm_latency_memory",
-    "compute_on_comm_memory",
-)
-_LIGHT_ONLY = ("light_traffic", "light_sensitivity", "crowded_comm")
-
-
-def _relevant(row: Row, parameters: SimulationParameters) -> SimulationParameters:
-    """Put parameters that cannot matter for the row back: more predictions are cached."""
-    idle = _GEMM_ONLY if KERNELS[row.compute].memory else _MEMORY_ONLY
-    idle += () if row.comm == "symm" else _LIGHT_ONLY
-    return replace(parameters, **{name: getattr(_DEFAULTS, name) for name in idle})
-
-
-def predict(facts: DeviceFacts, row: Row, parameters: SimulationParameters) -> Prediction:
-    parameters = _relevant(row, parameters)
-    compute = compute_input(facts, row, parameters)
-    pad = pad_for_blocks(facts, compute.footprint, row.target) if row.target else 0
-    shape = Shape(pad=pad or 0, comm_priority=row.priority)
-    comm = comm_input(row, parameters)
-    return _predict(facts, compute, comm, shape, row.table == "pipeline", parameters)
 
 
 def _int(text: str) -> int | None:

@@ -17,11 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fit import fit
-from recorded import Prediction, Row, pairs, pipelines, predict
+from recorded import Row, observation, pairs, pipelines
 
 import results_file
 from overlapctl.device import open_device
+from overlapctl.plan.calibration import Prediction, calibrate, predict
 from overlapctl.plan.parameters import SimulationParameters, parameters_for
 from overlapctl.records import DeviceFacts
 
@@ -37,8 +37,12 @@ def main() -> None:
     facts = open_device(DEVICE).facts()
     rows = pairs() + pipelines()
     fitted, held_out = _leave_one_out(facts, rows)
-    predictions = [(row, predict(facts, row, held_out[row.family])) for row in rows]
-    ours = [(row, predict(facts, row, parameters_for(facts))) for row in rows]
+    seen = [observation(facts, row) for row in rows]
+    predictions = [
+        (row, predict(facts, o, held_out[row.family])) for row, o in zip(rows, seen, strict=True)
+    ]
+    shipped = parameters_for(facts)
+    ours = [(row, predict(facts, o, shipped)) for row, o in zip(rows, seen, strict=True)]
     out: list[dict[str, Any]] = []
     for name, chosen in (("left out", predictions), ("shipped parameters", ours)):
         for table in ("pair", "pipeline", "all"):
@@ -63,10 +67,10 @@ def _leave_one_out(
     facts: DeviceFacts, rows: Sequence[Row]
 ) -> tuple[SimulationParameters, dict[str, SimulationParameters]]:
     families = sorted({row.family for row in rows})
-    folds: list[list[Row]] = [list(rows)]
-    folds += [[r for r in rows if r.family != family] for family in families]
+    kept = [list(rows)] + [[r for r in rows if r.family != family] for family in families]
+    folds = [[observation(facts, r) for r in some] for some in kept]
     with concurrent.futures.ProcessPoolExecutor(max_workers=2) as pool:
-        fits = list(pool.map(fit, [facts] * len(folds), folds))
+        fits = list(pool.map(calibrate, [facts] * len(folds), folds))
     return fits[0], dict(zip(families, fits[1:], strict=True))
 
 
@@ -75,7 +79,7 @@ def _errors(some: Iterable[tuple[Row, Prediction]]) -> dict[str, Any]:
     for row, p in some:
         columns["total"].append(abs(p.total / row.total - 1))
         for name, said, seen in (
-            ("compute_alone", p.padded_alone, row.padded_alone),
+            ("compute_alone", p.compute_alone, row.padded_alone),
             ("compute_end", p.compute_end, row.compute_end),
             ("comm_end", p.comm_end, row.comm_end),
         ):
@@ -160,7 +164,7 @@ def _worst(predictions: Iterable[tuple[Row, Prediction]], count: int = 15) -> li
                 "predicted": round(p.total, 2),
                 "error": round(p.total / row.total - 1, 3),
                 "compute_alone_measured": row.padded_alone or row.compute_alone,
-                "compute_alone_predicted": round(p.padded_alone, 2),
+                "compute_alone_predicted": round(p.compute_alone, 2),
             }
         )
         if len(rows) == count:
