@@ -55,12 +55,6 @@ static uint64_t counted(const struct ovl_function *row, int actions) {
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 #define KEY_VALID (1ull << 63)
-#define KEY_PREFERRED (1ull << 46)
-
-uint64_t ovl_cluster_key(unsigned x, unsigned y, unsigned z, bool preferred) {
-  return (uint64_t)(x & 31) << 31 | (uint64_t)(y & 31) << 36 | (uint64_t)(z & 31) << 41 |
-         (preferred ? KEY_PREFERRED : 0);
-}
 
 static unsigned cluster_side(uint64_t key, int axis) {
   return (key >> (31 + 5 * axis)) & 31;
@@ -175,7 +169,7 @@ static int live_blocks(void *context, int dynamic_smem) {
 static int live_clusters(void *context, int dynamic_smem) {
   const struct live *live = context;
   bool raised;
-  if (!ovl_driver.max_clusters || live->key & KEY_PREFERRED)
+  if (!ovl_driver.max_clusters || live->key & OVL_KEY_PREFERRED)
     return -1;
   if (dynamic_smem > live->asked && !ovl_function_allow(live->resolved, dynamic_smem, &raised))
     return 0;

@@ -64,6 +64,13 @@ struct plan {
   int actions; /* ovl_action */
 };
 
+/* The size is an argument of its own so that a padded launch needs no copy of the request. */
+static inline CUresult send_plain(const struct request *r, unsigned dynamic_smem) {
+  return ((ovl_launch_fn)original_launch[r->flavour])(
+      r->function, r->grid[0], r->grid[1], r->grid[2], r->block[0], r->block[1], r->block[2],
+      dynamic_smem, r->stream, r->parameters, r->extra);
+}
+
 static CUresult send_as_asked(const struct request *r) {
   if (r->way == EXTENDED)
     return ((ovl_launch_ex_fn)original_launch_ex[r->flavour])(r->config, r->function, r->parameters,
@@ -72,9 +79,7 @@ static CUresult send_as_asked(const struct request *r) {
     return ((ovl_coop_fn)original_launch_coop[r->flavour])(
         r->function, r->grid[0], r->grid[1], r->grid[2], r->block[0], r->block[1], r->block[2],
         r->dynamic_smem, r->stream, r->parameters);
-  return ((ovl_launch_fn)original_launch[r->flavour])(
-      r->function, r->grid[0], r->grid[1], r->grid[2], r->block[0], r->block[1], r->block[2],
-      r->dynamic_smem, r->stream, r->parameters, r->extra);
+  return send_plain(r, r->dynamic_smem);
 }
 
 static void set_attribute(CUlaunchAttribute *attributes, unsigned *count, int id, int value) {
@@ -129,9 +134,7 @@ static CUresult send(const struct request *r, const struct plan *plan) {
     return ((ovl_launch_ex_fn)original_launch_ex[r->flavour])(&config, r->function, r->parameters,
                                                               r->extra);
   }
-  struct request padded = *r;
-  padded.dynamic_smem = plan->dynamic_smem;
-  return send_as_asked(&padded);
+  return send_plain(r, plan->dynamic_smem);
 }
 
 /* A changed launch was refused. The caller's own code may have lowered the function's limit since

@@ -101,8 +101,10 @@ static uint64_t to_ns(uint64_t ticks, double rate) {
 
 /* ---- ring ------------------------------------------------------------------------------------ */
 
-static inline uint64_t add_to_check(uint64_t check, uint64_t word) {
-  return (check << 7 | check >> 57) ^ word;
+/* Each word turned by its place, so that exchanged words show. */
+static inline uint64_t turned(uint64_t word, unsigned place) {
+  unsigned by = 7 * place & 63;
+  return word << by | word >> (-by & 63);
 }
 
 void ovl_record_write(uint64_t function, uint64_t stream, uint64_t blocks,
@@ -117,7 +119,7 @@ void ovl_record_write(uint64_t function, uint64_t stream, uint64_t blocks,
   do {                                                                                             \
     uint64_t word = (value);                                                                       \
     OVL_STORE(slot->words[index], word);                                                           \
-    check = add_to_check(check, word);                                                             \
+    check ^= turned(word, index);                                                                  \
   } while (0)
   PUT(0, n);
   PUT(1, ticks);
@@ -142,7 +144,7 @@ static int read_slot(uint64_t n, ovl_record *out) {
   uint64_t words[WORDS], check = 0;
   for (size_t i = 0; i < WORDS; ++i) {
     words[i] = OVL_LOAD(slot->words[i]);
-    check = add_to_check(check, words[i]);
+    check ^= turned(words[i], (unsigned)i);
   }
   check ^= OVL_LOAD(slot->check);
   atomic_thread_fence(memory_order_acquire);

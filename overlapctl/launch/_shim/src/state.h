@@ -9,6 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Also for declarations, which -fvisibility leaves out: else each use goes through a table. */
+#pragma GCC visibility push(hidden)
+
 #define OVL_LIKELY(x) __builtin_expect(!!(x), 1)
 #define OVL_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define OVL_LOAD(x) atomic_load_explicit(&(x), memory_order_relaxed)
@@ -160,7 +163,11 @@ static inline void ovl_count(int lane, uint32_t place, int actions) {
 struct ovl_function *ovl_function_find(CUfunction function, uint32_t threads, uint32_t dynamic_smem,
                                        uint64_t cluster);
 /* Key bits for a cluster of x * y * z blocks; `preferred` if a second size was offered too. */
-uint64_t ovl_cluster_key(unsigned x, unsigned y, unsigned z, bool preferred);
+#define OVL_KEY_PREFERRED (1ull << 46)
+static inline uint64_t ovl_cluster_key(unsigned x, unsigned y, unsigned z, bool preferred) {
+  return (uint64_t)(x & 31) << 31 | (uint64_t)(y & 31) << 36 | (uint64_t)(z & 31) << 41 |
+         (preferred ? OVL_KEY_PREFERRED : 0);
+}
 /* Computes and stores both words of the row for this policy. */
 void ovl_function_plan(struct ovl_function *row, const struct ovl_interned *policy, uint32_t epoch,
                        ovl_word words[2]);
@@ -207,5 +214,7 @@ void ovl_records_after_fork(void);
 /* ---- launch.c -------------------------------------------------------------------------------- */
 
 void ovl_launch_after_fork(void);
+
+#pragma GCC visibility pop
 
 #endif
