@@ -46,7 +46,7 @@ def one_run(repeats: int) -> list[dict[str, Any]]:
     device = open_device("cuda")
     gpus = len(device.topology().devices)
     rows = []
-    runner = GpuRunner(device)
+    runner = GpuRunner()
     try:
         for compute in COMPUTE:
             for comm in COMMS if gpus > 1 else ONE_GPU_COMMS:

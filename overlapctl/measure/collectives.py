@@ -5,7 +5,7 @@ path ``nccl``    torch's NCCL process group, asynchronous; ``local_copy``: one G
                  send-to-self kernel
 path ``light``   this package's light kernel over symmetric memory (all-reduce)
 path ``copy``    a copy within one GPU by ``cudaMemcpyAsync``
-path ``standin`` a copy within one GPU by a kernel with NCCL's footprint
+path ``standin`` a copy within one GPU by a kernel with NCCL's footprint, at the pace of a link
 ===============  ============================================================================
 
 The payload is bf16. Its values are small integers, a different pattern on each rank, chosen so that
@@ -217,10 +217,13 @@ def _local_copy(spec: CommSpec, device: torch.device) -> Collective:
     result = torch.zeros_like(source)
     close: Callable[[], None] = lambda: None  # noqa: E731
     if spec.path == "standin":
+        from overlapctl.device import open_device
+        from overlapctl.device.footprints import standin_gbps
         from overlapctl.kernels.standin import StandIn
 
         standin = StandIn(device.index)
-        issue: Callable[[], Any] = lambda: standin.copy(result, source)  # noqa: E731
+        pace = standin_gbps(open_device(f"cuda:{device.index}").facts())
+        issue: Callable[[], Any] = lambda: standin.copy(result, source, gbps=pace)  # noqa: E731
     elif spec.path == "nccl":
         from overlapctl.measure.nccl_self import NcclSelf
 

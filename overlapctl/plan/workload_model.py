@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from overlapctl.device.footprints import communication_footprint
+from overlapctl.device.footprints import communication_footprint, standin_gbps
 from overlapctl.plan.parameters import SimulationParameters, parameters_for
 from overlapctl.plan.residency import blocks_per_sm
 from overlapctl.plan.simulate import CommWork, ComputeWork
@@ -51,8 +51,6 @@ _TILED_GEMM = 0.85
 # Collectives on H200 (two ranks): share of the link rate, and start-up time in ms, per path.
 _LINK_SHARE = {"nccl": 0.91, "light": 0.95, "copy": 1.0}
 _START_MS = {"nccl": 0.16, "light": 0.10, "copy": 0.05, "standin": 0.02}
-# A kernel of a few blocks that copies within one GPU cannot use all of its memory bandwidth.
-_STANDIN_GBPS = 600.0
 
 
 def compute_footprint(facts: DeviceFacts, spec: ComputeSpec) -> KernelFootprint:
@@ -205,7 +203,7 @@ def _transfer_ms(facts: DeviceFacts, spec: CommSpec, world: int) -> float:
     if spec.op == "local_copy" or spec.path == "standin":
         gbps = facts.rates.hbm_gbps / 2  # read and written
         if spec.path == "standin":
-            gbps = min(gbps, _STANDIN_GBPS)
+            gbps = min(gbps, standin_gbps(facts))
         return start + spec.size_bytes / gbps / 1e6
     sent = {
         "all_reduce": 2 * (world - 1) / world,
@@ -274,13 +272,17 @@ def _tile_footprint(facts: DeviceFacts, spec: ComputeSpec) -> KernelFootprint:
     # others keep one stage in registers (as compiled).
     wgmma = facts.arch == "sm_90" and block_m >= 64 and warps % 4 == 0 and size == 2
     buffers = stages if wgmma else max(1, stages - 1)
+    operands = buffers * (block_m + block_n) * block_k * size
+    result = block_m * block_n * size  # staged in shared memory before it is stored
+    # Registers: the accumulators and what addresses and operands take (as compiled, within 10 %).
     accumulators = block_m * block_n // (warps * facts.warp_size)
-    registers = _TILE_REGISTERS.get(spec.tile, min(255, max(56, 35 + accumulators * 9 // 8)))
+    estimate = min(255, max(56, (35 if wgmma else 56) + accumulators * 9 // 8))
+    compiled = _TILE_REGISTERS if facts.arch == "sm_90" and size == 2 else {}
     return KernelFootprint(
         name="gemm_kernel",
         threads=warps * facts.warp_size,
-        registers=registers,
-        dynamic_smem=buffers * (block_m + block_n) * block_k * size,
+        registers=compiled.get(spec.tile, estimate),
+        dynamic_smem=max(operands, result),
         blocks=-(-m // block_m) * -(-n // block_n),
     )
 

@@ -95,9 +95,8 @@ def _work(compute: ComputeSpec) -> float:
 
 def _comm(compute: ComputeSpec, rates: DeviceRates, gpus: int) -> CommSpec:
     seconds = estimated_ms(compute, rates) / 1e3
-    if gpus < 2:
-        # Each byte is read and written once, with about half of the memory bandwidth.
-        size = seconds * rates.hbm_gbps * 1e9 / 4
+    if gpus < 2:  # The stand-in is paced like a link.
+        size = seconds * rates.link_gbps * 1e9 * _LINK_SHARE
         return CommSpec(op="local_copy", size_bytes=_rounded(size), path="standin")
     # A ring sends 2 (n - 1) / n of the payload over each GPU's links.
     size = seconds * rates.link_gbps * 1e9 * _LINK_SHARE / (2 * (gpus - 1) / gpus)
