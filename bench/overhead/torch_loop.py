@@ -9,6 +9,7 @@ compared by medians of the same number of rounds.
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
 import sys
 import time
@@ -23,8 +24,8 @@ import overlapctl
 import results_file
 from overlapctl.launch.attach import ensure_attached
 
-ROUNDS = 15
-LAUNCHES = 2000
+ROUNDS = 60
+LAUNCHES = 1000
 
 
 def loop(x: torch.Tensor) -> float:
@@ -52,9 +53,11 @@ def main() -> None:
         "shaping every launch": lambda: overlapctl.overlap(1024, strict=True),
     }
     times: dict[str, list[float]] = {name: [] for name in regions}
+    order = list(regions)
     for _ in range(ROUNDS):
-        for name, region in regions.items():
-            with region():
+        random.shuffle(order)
+        for name in order:
+            with regions[name]():
                 times[name].append(loop(x))
     base = statistics.median(times["off"])
     rows = [row("not attached", detached, base)]
