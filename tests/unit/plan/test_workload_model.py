@@ -112,3 +112,11 @@ def test_more_ranks_send_more_of_the_payload() -> None:
     spec = CommSpec(op="all_reduce", size_bytes=2**30)
     two, eight = (comm_work(H200, spec, world=world).alone_ms for world in (2, 8))
     assert 1.5 < eight / two < 1.8
+
+
+@pytest.mark.parametrize(("blocks", "measured"), [(4, 3.384), (8, 1.744), (16, 1.062), (24, 0.932)])
+def test_capped_nccl_alone_on_h200(blocks: int, measured: float) -> None:
+    spec = CommSpec(op="all_reduce", size_bytes=264 * 2**20)
+    work = comm_work(H200, spec, max_blocks=blocks)
+    assert work.footprint.blocks == blocks
+    assert work.alone_ms == pytest.approx(measured, rel=0.1)
