@@ -32,9 +32,9 @@ __all__ = ["START", "Observation", "Prediction", "calibrate", "observe", "predic
 
 START: Mapping[str, float] = {
     "load_latency_us": 1.0,
+    "memory_latency_us": 1.0,
     "gemm_sharpness": 4.0,
     "memory_sharpness": 2.0,
-    "memory_knee_warps": 20.0,
     "comm_latency_memory": 0.1,
     "comm_latency_gemm": 0.1,
     "light_traffic": 0.5,
@@ -48,7 +48,7 @@ START: Mapping[str, float] = {
 """The parameters that are fitted, and round values to start from. The cache effect, the scheduler's
 rate and the launch gap are not: few observations show them."""
 
-_STEPS = (1.4, 1.15, 1.06)
+_STEPS = (1.35, 1.1)
 _PASSES = 2
 _END_WEIGHT = 0.2
 
@@ -61,7 +61,7 @@ _GEMM_ONLY = (
 )
 _MEMORY_ONLY = (
     "memory_sharpness",
-    "memory_knee_warps",
+    "memory_latency_us",
     "comm_latency_memory",
     "compute_on_comm_memory",
 )

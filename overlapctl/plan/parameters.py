@@ -15,15 +15,13 @@ class SimulationParameters:
 
     Parameters
     ----------
-    load_latency_us
-        Time from a GEMM block's request for a stage of its operands to their arrival, in us: a
-        block finishes one K step per latency and stage in flight, until the SM saturates.
+    load_latency_us, memory_latency_us
+        Time from a block's request for a stage of a GEMM's operands (mostly from the L2), and from
+        its load out of memory, to the data's use, us. A block that waits for nothing else takes
+        this for each load that follows another.
     gemm_sharpness, memory_sharpness
         How sharply an SM's throughput bends from "proportional to resident blocks" to
         "saturated", for GEMMs and for memory-bound kernels (exponent p of x / (1 + x^p)^(1/p)).
-    memory_knee_warps
-        Resident warps per SM at which a memory-bound kernel's proportional and saturated
-        throughputs meet.
     thrash_onset, thrash_slope
         Cache effect of residency: beyond ``thrash_onset`` times the blocks that saturate an SM,
         each further multiple costs ``thrash_slope`` of the throughput, because more operand tiles
@@ -55,9 +53,9 @@ class SimulationParameters:
     """
 
     load_latency_us: float = 0.78
+    memory_latency_us: float = 0.85
     gemm_sharpness: float = 6.0
     memory_sharpness: float = 2.2
-    memory_knee_warps: float = 24.0
     thrash_onset: float = 1.6
     thrash_slope: float = 0.4
     comm_latency_memory: float = 0.03

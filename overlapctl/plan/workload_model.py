@@ -21,8 +21,6 @@ __all__ = [
     "comm_work",
     "compute_footprint",
     "compute_work",
-    "gemm_curve",
-    "memory_curve",
 ]
 
 _COPY_ENGINE = KernelFootprint(name="copy-engine", threads=1, registers=0, blocks=0)
@@ -111,17 +109,7 @@ def compute_work(
     footprint = footprint or compute_footprint(facts, spec)
     alone = alone_ms if alone_ms is not None else _alone_ms(facts, spec, footprint, parameters)
     is_memory = spec.op in ("elementwise", "layernorm")
-    if is_memory:
-        curve = memory_curve(facts, footprint, parameters)
-    elif spec.tile:
-        curve = gemm_curve(
-            facts, footprint, _flops(spec) / (alone / spec.repeats), spec.tile, parameters
-        )
-    else:
-        curve = OccupancyCurve(
-            knee=float(max(1, blocks_per_sm(facts, footprint))),
-            sharpness=parameters.gemm_sharpness,
-        )
+    curve = _curve(facts, spec, footprint, alone / spec.repeats, parameters)
     return ComputeWork(
         footprint=footprint,
         alone_ms=alone,
@@ -129,45 +117,6 @@ def compute_work(
         bound="memory" if is_memory else "gemm",
         launches=spec.repeats,
     )
-
-
-def memory_curve(
-    facts: DeviceFacts, footprint: KernelFootprint, parameters: SimulationParameters
-) -> OccupancyCurve:
-    """Throughput of a memory-bound kernel over residency: resident warps hide the latency."""
-    warps = -(-footprint.threads // facts.warp_size)
-    return OccupancyCurve(
-        knee=parameters.memory_knee_warps / warps, sharpness=parameters.memory_sharpness
-    )
-
-
-def gemm_curve(
-    facts: DeviceFacts,
-    footprint: KernelFootprint,
-    flops_per_ms: float,
-    tile: tuple[int, ...],
-    parameters: SimulationParameters,
-) -> OccupancyCurve:
-    """Throughput of a tiled GEMM over residency.
-
-    A block finishes one K step per ``load_latency_us`` and stage in flight; what the SM saturates
-    at follows from the rate ``flops_per_ms`` that was seen at the natural residency.
-    """
-    per_block = _proportional_rate(tile, parameters)
-    natural = max(1, blocks_per_sm(facts, footprint))
-    ratio = flops_per_ms / 1e3 / facts.sm_count / per_block  # blocks' worth that an SM did
-    low, high = 0.01, 1.5 * natural
-    ratio = min(
-        ratio,
-        _curve(high, parameters).throughput(natural),
-    )
-    for _ in range(50):
-        knee = (low + high) / 2
-        if _curve(knee, parameters).throughput(natural) < ratio:
-            low = knee
-        else:
-            high = knee
-    return _curve(high, parameters)
 
 
 def comm_work(
@@ -234,7 +183,36 @@ def _block_rate(facts: DeviceFacts, blocks: int) -> float:
     return float((own**-_BLOCK_BEND + link**-_BLOCK_BEND) ** (-1 / _BLOCK_BEND))
 
 
-def _curve(knee: float, parameters: SimulationParameters) -> OccupancyCurve:
+def _curve(
+    facts: DeviceFacts,
+    spec: ComputeSpec,
+    footprint: KernelFootprint,
+    launch_ms: float,
+    parameters: SimulationParameters,
+) -> OccupancyCurve:
+    """Throughput over residency, in units of one block that waits only for its own loads.
+
+    What such a block takes follows from the workload; where the SM saturates is solved from the
+    time of one launch at the natural residency.
+    """
+    natural = max(1, blocks_per_sm(facts, footprint))
+    waiting = _waiting_us(spec, parameters)
+    if waiting is None:
+        return _bent(spec, float(natural), parameters)
+    reached = footprint.blocks / (launch_ms * 1e3) / facts.sm_count * waiting
+    low, high = 0.01, 1.5 * natural
+    for _ in range(40):
+        knee = (low + high) / 2
+        if _bent(spec, knee, parameters).throughput(natural) < reached:
+            low = knee
+        else:
+            high = knee
+    return _bent(spec, high, parameters)
+
+
+def _bent(spec: ComputeSpec, knee: float, parameters: SimulationParameters) -> OccupancyCurve:
+    if spec.op in ("elementwise", "layernorm"):
+        return OccupancyCurve(knee=knee, sharpness=parameters.memory_sharpness)
     return OccupancyCurve(
         knee=knee,
         sharpness=parameters.gemm_sharpness,
@@ -243,10 +221,21 @@ def _curve(knee: float, parameters: SimulationParameters) -> OccupancyCurve:
     )
 
 
-def _proportional_rate(tile: tuple[int, ...], parameters: SimulationParameters) -> float:
-    """Flop per us of one block that only waits for its loads."""
-    block_m, block_n, block_k, _, stages = tile
-    return 2.0 * block_m * block_n * block_k * max(1, stages - 1) / parameters.load_latency_us
+def _waiting_us(spec: ComputeSpec, parameters: SimulationParameters) -> float | None:
+    """Time of a block alone on its SM: its loads that follow each other, times their latency.
+
+    A tiled GEMM loads once per K step and has all stages but one under way; an elementwise block
+    loads once; a layer norm's block walks its row twice and reduces twice. ``None``: unknown.
+    """
+    if spec.op == "gemm" and spec.tile:
+        steps = -(-spec.shape[2] // spec.tile[2])
+        return steps * parameters.load_latency_us / max(1, spec.tile[4] - 1)
+    if spec.op == "elementwise":
+        return parameters.memory_latency_us
+    if spec.op == "layernorm":
+        loads = -(-spec.shape[1] * _BYTES[spec.dtype] // (128 * 16))
+        return (2 * loads + 2) * parameters.memory_latency_us
+    return None
 
 
 def _flops(spec: ComputeSpec) -> float:
@@ -276,10 +265,11 @@ def _alone_ms(
     reuse = 2.0 * block_m * block_n / ((block_m + block_n) * _BYTES[spec.dtype])  # flop per byte
     by_l2 = _L2_BYTES_PER_SM_US * reuse
     by_math = matrix * _TILED_GEMM * 1e6 / facts.sm_count
-    per_block = _proportional_rate(spec.tile, parameters)
-    knee = min(by_l2, by_math) / per_block
+    block_flops = _flops(spec) / footprint.blocks
+    waiting = _waiting_us(spec, parameters) or 1.0
     natural = max(1, blocks_per_sm(facts, footprint))
-    rate = per_block * _curve(knee, parameters).throughput(natural) * facts.sm_count
+    curve = _bent(spec, min(by_l2, by_math) * waiting / block_flops, parameters)
+    rate = curve.throughput(natural) / waiting * block_flops * facts.sm_count
     return spec.repeats * _flops(spec) / rate / 1e3
 
 

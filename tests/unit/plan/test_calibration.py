@@ -51,7 +51,7 @@ def test_finds_the_parameters_that_made_the_outcomes(h200: DeviceFacts) -> None:
         assert said.total == pytest.approx(observation.total, rel=0.03)
     assert found.load_latency_us == pytest.approx(1.1, rel=0.1)
     untouched = SimulationParameters()
-    assert found.memory_knee_warps == untouched.memory_knee_warps
+    assert found.memory_sharpness == untouched.memory_sharpness
 
 
 def test_a_prediction_does_not_depend_on_the_outcomes(h200: DeviceFacts) -> None:
