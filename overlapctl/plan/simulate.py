@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from overlapctl.errors import UsageError
 from overlapctl.plan.blocksim import BlockSimulation, Kernel, Span
 from overlapctl.plan.parameters import SimulationParameters, parameters_for
 from overlapctl.plan.residency import blocks_per_sm, padded
@@ -116,8 +117,15 @@ def simulate(
         Else a pipeline: each collective waits for the compute of its stage, computes do not wait.
     parameters
         Fitted parameters; those of the GPU model if ``None``.
+
+    Raises
+    ------
+    UsageError
+        If a block of the compute kernel fits no SM, or the GPU cannot hold all blocks of the
+        communication kernel at once.
     """
     shape = shape or Shape()
+    _check(facts, padded(compute.footprint, shape.pad), comm)
     parameters = parameters or parameters_for(facts)
     launches = _launches(facts, compute, comm, shape, depth, issue_ms, parameters)
     simulation = BlockSimulation(
@@ -149,6 +157,22 @@ def compute_alone_ms(
     shaped = blocks_per_sm(facts, padded(compute.footprint, pad), carveout=carveout)
     before = _grid_time(facts, compute, natural)
     return compute.alone_ms * _grid_time(facts, compute, max(1, shaped)) / before
+
+
+def _check(facts: DeviceFacts, kernel: KernelFootprint, comm: CommWork) -> None:
+    if blocks_per_sm(facts, kernel) < 1:
+        raise UsageError(
+            f"a block of {kernel.name!r} with {kernel.threads} threads, {kernel.registers} "
+            f"registers and {kernel.smem} bytes of shared memory fits no SM of {facts.name}",
+            remedy="use a smaller tile or pad",
+        )
+    held = blocks_per_sm(facts, comm.footprint) * facts.sm_count
+    if comm.uses_sms and comm.footprint.blocks > held:
+        raise UsageError(
+            f"{comm.footprint.name!r} needs {comm.footprint.blocks} blocks resident at once, "
+            f"{facts.name} with {facts.sm_count} SMs holds {held}",
+            remedy="use fewer blocks or more SMs",
+        )
 
 
 def _grid_time(facts: DeviceFacts, compute: ComputeWork, residency: int) -> float:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from overlapctl.device import open_device
+from overlapctl.errors import UsageError
 from overlapctl.plan.residency import pad_for_blocks
 from overlapctl.plan.simulate import Shape, SimulationResult, compute_alone_ms, simulate
 from overlapctl.plan.workload_model import comm_work, compute_footprint, compute_work
@@ -171,6 +172,15 @@ def test_capping_nccl_on_a_fast_link_loses(h200: DeviceFacts) -> None:
         for cap in (None, 8, 4)
     )
     assert free < 0.85 * eight < 0.85 * four
+
+
+def test_what_cannot_run_is_refused(h200: DeviceFacts) -> None:
+    work, comm = compute_work(h200, TILED), comm_work(h200, LIGHT)
+    with pytest.raises(UsageError, match="fits no SM of NVIDIA H200"):
+        simulate(h200, work, comm, Shape(pad=230_000))
+    small = dataclasses.replace(h200, sm_count=10)
+    with pytest.raises(UsageError, match="needs 24 blocks resident at once"):
+        simulate(small, work, comm)
 
 
 def test_a_pair_takes_less_than_20_ms(h200: DeviceFacts) -> None:
