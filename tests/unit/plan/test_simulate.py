@@ -179,8 +179,9 @@ def test_what_cannot_run_is_refused(h200: DeviceFacts) -> None:
     with pytest.raises(UsageError, match="fits no SM of NVIDIA H200"):
         simulate(h200, work, comm, Shape(pad=230_000))
     small = dataclasses.replace(h200, sm_count=10)
+    large = dataclasses.replace(comm.footprint, threads=1024, blocks=24)
     with pytest.raises(UsageError, match="needs 24 blocks resident at once"):
-        simulate(small, work, comm)
+        simulate(small, work, dataclasses.replace(comm, footprint=large))
 
 
 def test_a_pair_takes_less_than_20_ms(h200: DeviceFacts) -> None:
