@@ -3,7 +3,7 @@
 ::
 
     arguments + profile or heuristic -> Policy -> shim (push) -> the step -> shim (pop)
-                                                        \\-> stats(), explain()
+                                                        +-> stats(), explain()
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -24,6 +24,7 @@ from overlapctl.specs import parse_size
 
 if TYPE_CHECKING:
     from overlapctl.launch.attach import Attachment
+    from overlapctl.launch.shim import Snapshot
 
 __all__ = ["Explanation", "Overlap", "Session", "Stats", "overlap"]
 
@@ -80,9 +81,9 @@ class Session:
         self.reason = reason
         self._attachment = attachment
         self._token: int | None = None
-        self._kernels_at_start: tuple[Applied, ...] = ()
+        self._kernels_at_start: Snapshot | None = None
         self._stats_at_start: Stats | None = None
-        self._end: tuple[Stats, tuple[Applied, ...]] | None = None
+        self._end: tuple[Stats, Snapshot] | None = None
 
     @property
     def active(self) -> bool:
@@ -98,22 +99,26 @@ class Session:
 
     def explain(self) -> Explanation:
         """Per kernel: launches, size before and after, residency, and the rule that decided."""
-        kernels = self._end[1] if self._end is not None else self._kernels_now()
+        kernels = self._kernels()
         where = self._attachment.kind if self._attachment is not None else "not attached"
         return Explanation(
             policy=self.policy, reason=self.reason, attachment=where, kernels=kernels
         )
 
-    def _kernels_now(self) -> tuple[Applied, ...]:
-        if self._attachment is None:
+    def _kernels(self) -> tuple[Applied, ...]:
+        if self._attachment is None or self._kernels_at_start is None:
             return ()
-        return _since(self._attachment.shim.kernels(), self._kernels_at_start)
+        from overlapctl.launch.rows import rows_since
+
+        now = self._end[1] if self._end is not None else self._attachment.shim.snapshot()
+        grown = rows_since(now.rows(), self._kernels_at_start.rows())
+        return tuple(sorted(grown, key=lambda row: -row.launches))
 
     def _start(self) -> None:
         if self._attachment is None:
             return
         self._stats_at_start = _read_stats(self._attachment)
-        self._kernels_at_start = tuple(self._attachment.shim.kernels())
+        self._kernels_at_start = self._attachment.shim.snapshot()
         self._token = self._attachment.shim.push(self.policy)
 
     def _stop(self) -> None:
@@ -121,7 +126,7 @@ class Session:
             return
         token, self._token = self._token, None
         self._attachment.shim.pop(token)
-        self._end = (self.stats(), self._kernels_now())
+        self._end = (self.stats(), self._attachment.shim.snapshot())
 
 
 class Overlap(contextlib.AbstractContextManager[Session]):
@@ -254,7 +259,8 @@ def overlap(
         policy, reason = _automatic_policy()
         if not given:
             return policy, reason
-        return dataclasses.replace(policy, **given), f"{reason}; arguments override {', '.join(given)}"
+        names = ", ".join(given)
+        return dataclasses.replace(policy, **given), f"{reason}; arguments override {names}"
 
     return Overlap(automatic if auto else explicit, strict=strict)
 
@@ -306,25 +312,6 @@ def _minus(now: Stats, before: Stats) -> Stats:
         f.name: getattr(now, f.name) - getattr(before, f.name) for f in dataclasses.fields(Stats)
     }
     return Stats(**values)
-
-
-def _since(now: Sequence[Applied], before: Sequence[Applied]) -> tuple[Applied, ...]:
-    """Rows whose launches grew since `before`, with the growth as counts."""
-
-    def key(row: Applied) -> tuple[str, int, int, int, int]:
-        return (row.kernel, row.threads, row.registers, row.static_smem, row.before)
-
-    counts = ("launches", "shaped", "prioritised", "carved", "failed", "captured")
-    old = {key(row): row for row in before}
-
-    def grown() -> Iterator[Applied]:
-        for row in now:
-            first = old.get(key(row))
-            delta = {c: getattr(row, c) - (getattr(first, c) if first else 0) for c in counts}
-            if delta["launches"] > 0:
-                yield dataclasses.replace(row, **delta)
-
-    return tuple(sorted(grown(), key=lambda row: -row.launches))
 
 
 _warned: set[str] = set()

@@ -11,7 +11,8 @@ import enum
 import os
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -26,12 +27,13 @@ __all__ = [
     "Counters",
     "LaunchRecord",
     "Shim",
+    "Snapshot",
     "Status",
     "library_path",
     "load",
 ]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_NAME = "liboverlapctl_shim.so"
 
 _ROLES = (Role.COMPUTE, Role.COMMUNICATION, Role.IGNORED)
@@ -227,6 +229,18 @@ class LaunchRecord:
     failed: bool
 
 
+class Snapshot:
+    """The table of kernels at one moment."""
+
+    def __init__(self, rows: Any, count: int) -> None:
+        self._native = rows
+        self._count = count
+
+    def rows(self) -> list[Applied]:
+        """Read it."""
+        return [_applied(self._native[i]) for i in range(self._count)]
+
+
 # --- the library --------------------------------------------------------------------------------
 
 
@@ -328,17 +342,33 @@ class Shim:
         return Counters(**{name: getattr(native, name) for name in _COUNTERS})
 
     def kernels(self) -> list[Applied]:
-        """One row per (kernel, block size, dynamic size) seen so far."""
-        capacity = int(self._library.ovl_kernel_rows(None, 0))
+        """Tell for each kernel seen what happened to its launches."""
+        return self.snapshot().rows()
+
+    def snapshot(self) -> Snapshot:
+        """Copy the table of kernels as it is now; cheap, it is read only when asked for."""
+        capacity = 512
         while True:
-            rows = (_KernelRow * max(capacity, 1))()
+            rows = (_KernelRow * capacity)()
             exist = int(self._library.ovl_kernel_rows(rows, capacity))
             if exist <= capacity:
-                return [_applied(rows[i]) for i in range(exist)]
+                return Snapshot(rows, exist)
             capacity = exist
 
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Have launches of the region recorded in the ring; nests, from any thread."""
+        self._library.ovl_records_listen(1)
+        try:
+            yield
+        finally:
+            self._library.ovl_records_listen(-1)
+
     def records(self) -> list[LaunchRecord]:
-        """Read the launches since the last call, oldest first, as far as the ring has them."""
+        """Read launches recorded since the last call, oldest first, as far as the ring has them.
+
+        Only launches made while somebody was :meth:`listening` are recorded.
+        """
         chunk = (_Record * 4096)()
         found: list[LaunchRecord] = []
         with self._reading:
@@ -477,6 +507,7 @@ def _declare(library: Any) -> None:
         ("ovl_role_of_name", i32, [text]),
         ("ovl_counters_read", None, [pointer(_Counters)]),
         ("ovl_kernel_rows", size, [pointer(_KernelRow), size]),
+        ("ovl_records_listen", i32, [i32]),
         ("ovl_records_read", size, [pointer(u64), pointer(_Record), size]),
         ("ovl_reset", None, []),
     ):

@@ -203,6 +203,8 @@ def _pads(
             reason = Rule.ALREADY_AT_TARGET
         else:
             pad = model.pad_for_blocks(facts, footprint, wish.max_blocks_per_sm)
+            if pad is None and model.blocks_per_sm(facts, footprint) == 0:
+                pad = 0  # the driver launches what the model takes for too large
             if pad is None:
                 reason = Rule.OPT_IN_LIMIT
             else:

@@ -6,16 +6,15 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from overlapctl.launch.rows import rows_since
 from overlapctl.records import Applied, KernelFootprint, Policy, Role, Rule
 
 if TYPE_CHECKING:
     from overlapctl.launch.shim import Shim
 
-__all__ = ["Grid", "Observation", "Shaping", "ShimShaping", "rows_since"]
-
-_COUNTS = ("launches", "shaped", "prioritised", "carved", "failed", "captured")
+__all__ = ["Grid", "Observation", "Shaping", "ShimShaping"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,34 +108,13 @@ class ShimShaping:
         observation = Observation()
         shim.records()  # those of before
         before = self.rows()
-        with self.in_force(Policy()):
+        with shim.listening(), self.in_force(Policy()):
             yield observation
         observation.kernels = self.since(before)
         for record in shim.records():
             key = record.threads, record.before
             if record.blocks > observation.grids.get(key, Grid(0)).blocks:
                 observation.grids[key] = Grid(record.blocks, record.cluster)
-
-
-def rows_since(now: Sequence[Applied], before: Sequence[Applied]) -> tuple[Applied, ...]:
-    """Return rows whose launches grew from ``before`` to ``now``, with the growth as counts.
-
-    Rows of one kernel name and configuration are added up: a kernel that is loaded twice has two.
-    """
-    total: dict[tuple[str, int, int, int, int], Applied] = {}
-    counts: dict[tuple[str, int, int, int, int], dict[str, Any]] = {}
-    for sign, rows in ((-1, before), (1, now)):
-        for row in rows:
-            key = (row.kernel, row.threads, row.registers, row.static_smem, row.before)
-            sums = counts.setdefault(key, dict.fromkeys(_COUNTS, 0))
-            for name in _COUNTS:
-                sums[name] += sign * getattr(row, name)
-            total[key] = row
-    return tuple(
-        dataclasses.replace(row, **counts[key])
-        for key, row in total.items()
-        if counts[key]["launches"] > 0
-    )
 
 
 def _shim() -> Shim:

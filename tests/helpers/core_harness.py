@@ -257,6 +257,7 @@ class Core:
         self.fake.fake_clear()
         self.abi.ovl_role_set_thread(BY_NAME)
         self.abi.harness_forget_partitions()
+        self.abi.ovl_records_listen(-self.abi.ovl_records_listen(0) + 1)
         self.abi.ovl_reset()
 
 

@@ -158,6 +158,23 @@ def test_policies_pushed_by_many_threads_leave_nothing_behind(core: Core) -> Non
     assert core.counters().launches == core.row(function).shaped == 1600
 
 
+def test_nothing_is_recorded_unless_somebody_listens(core: Core) -> None:
+    function = core.function()
+    core.abi.ovl_records_listen(-1)
+    assert core.abi.ovl_records_listen(0) == 0
+    start, _ = core.records()
+    token = core.push(pad_bytes=1024)
+    core.launch(function)
+    assert core.records(start) == (start, [])
+    assert core.abi.ovl_records_listen(1) == 1
+    assert core.abi.ovl_records_listen(1) == 2
+    core.abi.ovl_records_listen(-1)
+    core.launch(function)
+    core.pop(token)
+    assert len(core.records(start)[1]) == 1
+    assert core.row(function).launches == 2
+
+
 def test_records_tell_each_launch(core: Core) -> None:
     function = core.function()
     start, _ = core.records()

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from overlapctl.launch.rows import rows_since
 from overlapctl.measure import shaping
-from overlapctl.measure.shaping import Grid, Observation, ShimShaping, rows_since
+from overlapctl.measure.shaping import Grid, Observation, ShimShaping
 from overlapctl.records import Applied, Policy, Role, Rule
 
 GEMM = Applied(
@@ -64,6 +65,7 @@ def test_the_dominant_kernel_is_the_compute_kernel_with_most_threads():
 class FakeShim:
     def __init__(self):
         self.stack, self.rows, self.ring = [], [NCCL], [self.record(7)]
+        self.listeners = 0
 
     def push(self, policy):
         self.stack.append(policy)
@@ -75,6 +77,12 @@ class FakeShim:
 
     def kernels(self):
         return list(self.rows)
+
+    @contextlib.contextmanager
+    def listening(self):
+        self.listeners = self.listeners + 1
+        yield
+        self.listeners = self.listeners - 1
 
     def records(self):
         ring, self.ring = self.ring, []

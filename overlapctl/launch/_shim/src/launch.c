@@ -293,12 +293,13 @@ static CUresult launch(const struct request *r, const struct ovl_interned *polic
   last.rule = (unsigned)rule & 255;
   last.role = (unsigned)role & 255;
   OVL_STORE(row->last, last.bits);
-  ovl_record_write(
-      (uint64_t)(uintptr_t)r->function, (uint64_t)(uintptr_t)r->stream, blocks,
-      ovl_pair(thread_id, (uint32_t)threads), ovl_pair(r->dynamic_smem, plan.dynamic_smem),
-      ovl_pair((uint32_t)result, ((uint32_t)OVL_LOAD(row->cluster) & 0xffff) |
-                                     ((uint32_t)role & 255) << 16 | (uint32_t)rule << 24),
-      (uint64_t)plan.actions);
+  if (OVL_UNLIKELY(OVL_LOAD(ovl_listeners)))
+    ovl_record_write(
+        (uint64_t)(uintptr_t)r->function, (uint64_t)(uintptr_t)r->stream, blocks,
+        ovl_pair(thread_id, (uint32_t)threads), ovl_pair(r->dynamic_smem, plan.dynamic_smem),
+        ovl_pair((uint32_t)result, ((uint32_t)OVL_LOAD(row->cluster) & 0xffff) |
+                                       ((uint32_t)role & 255) << 16 | (uint32_t)rule << 24),
+        (uint64_t)plan.actions);
   inside = 0;
   return result;
 }

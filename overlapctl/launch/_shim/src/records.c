@@ -26,6 +26,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the record's layout")
 enum { RING = 8192, WORDS = sizeof(ovl_record) / 8, PATIENCE = 256 };
 
 struct ovl_globals ovl_globals;
+_Atomic int32_t ovl_listeners;
 
 static struct {
   _Alignas(128) _Atomic uint64_t number;
@@ -57,6 +58,14 @@ static inline uint64_t ticks_now(void) {
     return __rdtsc();
 #endif
   return monotonic_ns();
+}
+
+int ovl_records_listen(int change) {
+  pthread_mutex_lock(&reading);
+  int now = OVL_LOAD(ovl_listeners) + change;
+  OVL_STORE(ovl_listeners, now > 0 ? now : 0);
+  pthread_mutex_unlock(&reading);
+  return now > 0 ? now : 0;
 }
 
 void ovl_records_start(void) {
@@ -222,6 +231,7 @@ void ovl_records_reset(void) {
  */
 void ovl_records_after_fork(void) {
   pthread_mutex_init(&reading, NULL);
+  OVL_STORE(ovl_listeners, 0);
   for (size_t i = 0; i < RING; ++i) {
     uint64_t number = OVL_LOAD(ring[i].number);
     if (number & 1)

@@ -206,6 +206,8 @@ static inline uint64_t ovl_pair(uint32_t low, uint32_t high) {
 void ovl_record_write(uint64_t function, uint64_t stream, uint64_t blocks,
                       uint64_t thread_id_threads, uint64_t before_after,
                       uint64_t result_cluster_role_rule, uint64_t actions);
+extern _Atomic int32_t ovl_listeners; /* records are written while it is above 0 */
+
 void ovl_records_start(void);
 void ovl_records_reset(void);
 uint64_t ovl_records_dropped(void);
