@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Sets up, tests and measures on a machine with GPUs: `bench/run_gpu.sh OUT_DIR [SUITE...]`.
 #
-# Suites: tests reach room priority overhead residency pairs oracle. Results land in OUT_DIR as JSON and
-# Markdown, logs in OUT_DIR/log.txt. Copy results that are to be quoted into bench/results/.
+# Suites: tests reach room priority overhead residency persistent pairs oracle. Results land in OUT_DIR as
+# JSON and Markdown, logs in OUT_DIR/log.txt. Copy results that are to be quoted into bench/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-suites=${*:-tests room priority overhead residency pairs oracle}
+suites=${*:-tests room priority overhead residency persistent pairs oracle}
 # NVLink multicast stays off: on shared hosts it can take GPUs out of service for others.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 export OVERLAPCTL_TEST_OUT=$out OVERLAPCTL_CACHE_DIR=${OVERLAPCTL_CACHE_DIR:-$out/cache}
@@ -33,6 +33,7 @@ for suite in $suites; do
     priority) step priority "$python" bench/overlap/priority.py "$out" ;;
     overhead) step overhead "$python" bench/overhead/torch_loop.py "$out" ;;
     residency) step residency "$python" bench/residency/sweep.py "$out" ;;
+    persistent) step persistent "$python" bench/residency/persistent.py "$out" ;;
     pairs) step pairs "$python" bench/overlap/pairs.py "$out" ;;
     oracle) step oracle "$python" bench/overlap/oracle.py "$out" ;;
     *) echo "unknown suite $suite" && failed+=("$suite") ;;

@@ -26,7 +26,7 @@ from overlapctl.specs import format_comm, format_compute, parse_comm, parse_comp
 
 COMPUTE = ("gemm:8192x8192x8192:bf16:64x64x64", "gemm:8192x8192x8192:bf16")
 COMMS = ("all_reduce:896MB", "all_to_all:896MB")
-ONE_GPU_COMMS = ("local_copy:896MB:standin",)
+ONE_GPU_COMMS = ("local_copy:896MB:standin", "local_copy:896MB:nccl")
 
 ARMS = [
     Arm(name="default"),
