@@ -142,7 +142,7 @@ def main() -> None:
     """Predict, measure, compare, write."""
     device = open_device("cuda")
     facts = device.facts()
-    one_warp, guest = OneWarpKernel(), one_warp_footprint()
+    one_warp, guest = OneWarpKernel(), one_warp_footprint(facts)
     urgent = torch.cuda.Stream(priority=-3)
     target = torch.zeros(ADD_ELEMENTS, **BF16)
     addend = torch.ones(ADD_ELEMENTS, **BF16)
