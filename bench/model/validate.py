@@ -31,10 +31,10 @@ from overlapctl.records import DeviceFacts
 
 DEVICE = "sim:h200"
 NOTHING = "nothing"
-# A choice leaves the default only for a predicted gain above this, and among arms predicted this
-# close to the best takes the one that changes least.
+# A choice leaves the default only for a predicted gain above MARGIN; among arms that are predicted
+# the same (TIE) it takes the one that changes least.
 MARGIN = 0.02
-TIE = 0.01
+TIE = 0.001
 
 
 def main() -> None:

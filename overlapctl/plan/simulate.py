@@ -40,7 +40,8 @@ class ComputeWork:
     curve
         How an SM's throughput depends on resident blocks.
     bound
-        ``"memory"`` or ``"gemm"``: what the kernel contends for.
+        What the kernel contends for: ``"memory"``, or the caches as a tiled ``"gemm"`` or as a
+        ``"library"`` kernel, which is taken to have no more loads under way than it needs.
     launches
         Launches in a row (of one pipeline stage).
     """
@@ -48,7 +49,7 @@ class ComputeWork:
     footprint: KernelFootprint
     alone_ms: float
     curve: OccupancyCurve
-    bound: Literal["memory", "gemm"] = "gemm"
+    bound: Literal["memory", "gemm", "library"] = "gemm"
     launches: int = 1
 
 
@@ -266,6 +267,8 @@ class _Contention:
         self._on_compute = at_rest / curve.throughput(residency / latency)
         if memory:
             self._on_comm = parameters.compute_on_comm_memory * at_rest / curve.saturated
+        elif compute.bound == "library":
+            self._on_comm = 0.0
         else:
             queueing = max(0.0, residency / curve.knee - parameters.queueing_onset)
             self._on_comm = comm.sensitivity * parameters.compute_on_comm_gemm * queueing

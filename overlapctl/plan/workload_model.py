@@ -114,7 +114,7 @@ def compute_work(
         footprint=footprint,
         alone_ms=alone,
         curve=curve,
-        bound="memory" if is_memory else "gemm",
+        bound="memory" if is_memory else "gemm" if spec.tile else "library",
         launches=spec.repeats,
     )
 
