@@ -8,6 +8,7 @@
     +-- AttachError                 4   the shim cannot be, or must not be, attached
     +-- ProfileError                5   a profile cannot be read, written or used
     +-- MeasurementError            6   a trial could not be run or gave unusable data
+    +-- CollectiveError             7   a collective is wrong, was broken off or cannot be run
 
 Every message names the field, the value it had and the remedy. The training job never dies of
 overlapctl: in the hot path these are counted and reported once, and raised only with
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 __all__ = [
     "AttachError",
+    "CollectiveError",
     "DeviceError",
     "MeasurementError",
     "OverlapctlError",
@@ -74,6 +76,12 @@ class MeasurementError(OverlapctlError):
     """A trial could not be run, or what it measured cannot be used."""
 
     exit_code = 6
+
+
+class CollectiveError(OverlapctlError):
+    """A collective's schedule is wrong, or a peer died, stalled or called something else."""
+
+    exit_code = 7
 
 
 class OverlapctlWarning(UserWarning):
