@@ -46,6 +46,7 @@ static char failing[40];
 static int fail_times, fail_code, hidden, granted = SMS, cluster_limit = -1;
 static volatile int quiet;
 static void (*nested)(void);
+static pthread_mutex_t capture_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUstream capturing[MAX_STREAMS];
 static int capturing_count;
 
@@ -221,11 +222,14 @@ UNLOAD(cuLibraryUnload)
 
 static CUresult begin(const char *symbol, CUstream stream) {
   CUresult result = note(symbol, NULL, stream);
+  pthread_mutex_lock(&capture_lock);
   if (result == CU_OK && capturing_count < MAX_STREAMS)
     capturing[capturing_count++] = stream;
+  pthread_mutex_unlock(&capture_lock);
   return result;
 }
 
+/* With the lock held. */
 static int capturing_index(CUstream stream) {
   for (int i = 0; i < capturing_count; ++i)
     if (capturing[i] == stream)
@@ -233,11 +237,20 @@ static int capturing_index(CUstream stream) {
   return -1;
 }
 
+static bool is_capturing(CUstream stream) {
+  pthread_mutex_lock(&capture_lock);
+  bool is = capturing_index(stream) >= 0;
+  pthread_mutex_unlock(&capture_lock);
+  return is;
+}
+
 static CUresult end(const char *symbol, CUstream stream) {
   CUresult result = note(symbol, NULL, stream);
+  pthread_mutex_lock(&capture_lock);
   int at = capturing_index(stream);
   if (at >= 0)
     capturing[at] = capturing[--capturing_count];
+  pthread_mutex_unlock(&capture_lock);
   return result;
 }
 
@@ -256,7 +269,7 @@ static CUresult end(const char *symbol, CUstream stream) {
     return end("cuStreamEndCapture" #suffix, s);                                                   \
   }                                                                                                \
   EXPORT CUresult cuStreamIsCapturing##suffix(CUstream s, int *status) {                           \
-    *status = capturing_index(s) >= 0;                                                             \
+    *status = is_capturing(s);                                                                     \
     return CU_OK;                                                                                  \
   }                                                                                                \
   __attribute__((used)) static CUresult impl_cuGraphLaunch##suffix(CUgraphExec g, CUstream s) {    \

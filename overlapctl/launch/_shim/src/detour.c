@@ -459,6 +459,15 @@ static int attach_locked(const char *driver, ovl_attach_report *report) {
   return OVL_OK;
 }
 
+/* A child forked while another thread attached must not wait for that thread. */
+static void in_child(void) {
+  pthread_mutex_init(&attach_lock, NULL);
+}
+
+__attribute__((constructor)) static void prepare(void) {
+  pthread_atfork(NULL, NULL, in_child);
+}
+
 int ovl_attach_detour(const char *driver, ovl_attach_report *report) {
   ovl_attach_report unused;
   if (report == NULL)

@@ -10,16 +10,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct ovl_function rows[OVL_SLOTS];
-/* Claimed rows in order, so that reading counters does not walk the whole table. */
-static _Atomic uint16_t order[OVL_SLOTS];
-static _Atomic uint32_t claimed;
+enum { PROBES = 128 }; /* bounds what a launch costs that finds no room */
 
-_Atomic uint32_t ovl_epoch = 1;
+static struct ovl_function rows[OVL_SLOTS];
+/* Rows by place, as index + 1 (0: not, or not yet, taken), so that reading counters does not walk
+ * the whole table. */
+static _Atomic uint32_t order[OVL_SLOTS + 1];
+static _Atomic uint32_t places;
+
+_Alignas(64) OVL_HOT _Atomic uint32_t ovl_epoch = 1;
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-_Atomic uint64_t ovl_lanes[OVL_LANES][OVL_SLOTS][OVL_COUNTS];
+_Atomic uint64_t ovl_lanes[OVL_LANES][OVL_SLOTS + 1][OVL_COUNTS];
 static _Atomic uint32_t lane_owner[OVL_LANES]; /* thread ids */
 
 static bool is_gone(uint32_t thread_id) {
@@ -61,15 +64,30 @@ static unsigned cluster_side(uint64_t key, int axis) {
 }
 
 /* The word is ours if it was free or equal. */
-static inline bool claim(_Atomic uint64_t *word, uint64_t value, bool *fresh) {
+static inline bool claim(_Atomic uint64_t *word, uint64_t value) {
   uint64_t now = atomic_load_explicit(word, memory_order_acquire);
   if (OVL_LIKELY(now == value))
     return true;
   if (now)
     return false;
-  *fresh = atomic_compare_exchange_strong_explicit(word, &now, value, memory_order_acq_rel,
-                                                   memory_order_acquire);
-  return *fresh || now == value;
+  return atomic_compare_exchange_strong_explicit(word, &now, value, memory_order_acq_rel,
+                                                 memory_order_acquire) ||
+         now == value;
+}
+
+/* Whoever meets a row without a place gives it one: the thread that claimed it may be held up, or
+ * left behind by a fork. A place that lost the race stays empty. */
+static bool has_place(struct ovl_function *row) {
+  if (OVL_LOAD(row->place))
+    return true;
+  if (OVL_LOAD(places) >= OVL_SLOTS)
+    return false;
+  uint32_t place = OVL_ADD(places, 1) + 1, none = 0;
+  if (place > OVL_SLOTS)
+    return OVL_LOAD(row->place) != 0;
+  if (atomic_compare_exchange_strong(&row->place, &none, place))
+    atomic_store_explicit(&order[place], (uint32_t)(row - rows) + 1, memory_order_release);
+  return true;
 }
 
 static void gather(struct ovl_function *row, CUfunction function, uint64_t key, uint32_t epoch);
@@ -80,19 +98,16 @@ struct ovl_function *ovl_function_find(CUfunction function, uint32_t threads, ui
   uint64_t key = KEY_VALID | threads | (uint64_t)dynamic_smem << 11 | cluster;
   uint64_t hash = (handle ^ key * 0x9e3779b97f4a7c15ull) * 0xff51afd7ed558ccdull;
   uint32_t at = (uint32_t)(hash >> 40);
-  for (uint32_t probe = 0; probe < OVL_SLOTS; ++probe) {
+  for (uint32_t probe = 0; probe < PROBES; ++probe) {
     struct ovl_function *row = &rows[(at + probe) % OVL_SLOTS];
-    bool fresh = false;
-    if (!claim(&row->key[0], handle, &fresh) || (fresh = false, !claim(&row->key[1], key, &fresh)))
+    if (!claim(&row->key[0], handle) || !claim(&row->key[1], key))
       continue;
-    if (OVL_UNLIKELY(fresh)) {
-      uint32_t place = OVL_ADD(claimed, 1);
-      OVL_STORE(row->place, place);
-      atomic_store_explicit(&order[place], (uint16_t)(row - rows), memory_order_release);
-    }
     uint32_t epoch = atomic_load_explicit(&ovl_epoch, memory_order_acquire);
-    if (OVL_UNLIKELY(atomic_load_explicit(&row->epoch, memory_order_acquire) != epoch))
+    if (OVL_UNLIKELY(atomic_load_explicit(&row->epoch, memory_order_acquire) != epoch)) {
+      if (!has_place(row))
+        return NULL;
       gather(row, function, key, epoch);
+    }
     return row;
   }
   return NULL;
@@ -315,6 +330,11 @@ void ovl_function_plan(struct ovl_function *row, const struct ovl_interned *poli
   _Atomic uint64_t *cached = row->words[policy->identity % OVL_CACHED_POLICIES];
   OVL_STORE(cached[0], words[0].bits);
   OVL_STORE(cached[1], words[1].bits);
+  /* Two bits of the epoch are kept: after four more, words worked out for this one would pass. */
+  if (atomic_load(&row->epoch) != epoch) {
+    OVL_STORE(cached[0], 0);
+    OVL_STORE(cached[1], 0);
+  }
 }
 
 void ovl_functions_forget(void) {
@@ -323,9 +343,14 @@ void ovl_functions_forget(void) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static uint32_t row_count(void) {
-  uint32_t count = atomic_load_explicit(&claimed, memory_order_acquire);
+static uint32_t place_count(void) {
+  uint32_t count = OVL_LOAD(places);
   return count < OVL_SLOTS ? count : OVL_SLOTS;
+}
+
+static struct ovl_function *row_at(uint32_t place) {
+  uint32_t index = atomic_load_explicit(&order[place], memory_order_acquire);
+  return index ? &rows[index - 1] : NULL;
 }
 
 static void totals(uint64_t count, int actions, ovl_counters *out) {
@@ -347,21 +372,21 @@ void ovl_counters_read(ovl_counters *out) {
   out->failed = OVL_LOAD(ovl_globals.retired_failures);
   for (int i = 0; i < OVL_COUNTS; ++i)
     totals(OVL_LOAD(ovl_globals.retired[i]), i, out);
-  for (uint32_t i = 0, count = row_count(); i < count; ++i) {
-    const struct ovl_function *row = &rows[OVL_LOAD(order[i])];
-    for (int j = 0; j < OVL_COUNTS; ++j)
+  for (uint32_t i = 1, last = place_count(); i <= last; ++i) {
+    const struct ovl_function *row = row_at(i);
+    for (int j = 0; row && j < OVL_COUNTS; ++j)
       totals(counted(row, j), j, out);
-    out->failed += OVL_LOAD(row->failures);
+    out->failed += row ? OVL_LOAD(row->failures) : 0;
   }
   out->dropped_records = ovl_records_dropped();
 }
 
 size_t ovl_kernel_rows(ovl_kernel_row *out, size_t capacity) {
   size_t found = 0;
-  for (uint32_t i = 0, count = row_count(); i < count; ++i) {
-    const struct ovl_function *row = &rows[atomic_load_explicit(&order[i], memory_order_acquire)];
+  for (uint32_t i = 1, end = place_count(); i <= end; ++i) {
+    const struct ovl_function *row = row_at(i);
     ovl_counters sums = {0};
-    for (int j = 0; j < OVL_COUNTS; ++j)
+    for (int j = 0; row && j < OVL_COUNTS; ++j)
       totals(counted(row, j), j, &sums);
     if (!sums.launches)
       continue;
@@ -393,8 +418,10 @@ size_t ovl_kernel_rows(ovl_kernel_row *out, size_t capacity) {
 }
 
 void ovl_functions_reset(void) {
-  for (uint32_t i = 0, count = row_count(); i < count; ++i) {
-    struct ovl_function *row = &rows[OVL_LOAD(order[i])];
+  for (uint32_t i = 1, last = place_count(); i <= last; ++i) {
+    struct ovl_function *row = row_at(i);
+    if (!row)
+      continue;
     for (int j = 0; j < OVL_COUNTS; ++j)
       OVL_STORE(row->forgotten[j], count_of(row, j));
     OVL_STORE(row->failures, 0);

@@ -30,7 +30,7 @@ static __thread int inside __attribute__((tls_model("initial-exec")));
 static __thread int lane __attribute__((tls_model("initial-exec")));
 static __thread uint32_t thread_id __attribute__((tls_model("initial-exec")));
 
-static _Atomic int32_t captures; /* streams being captured, as far as we saw them begin */
+static OVL_HOT _Atomic int32_t captures; /* streams being captured, as far as we saw them begin */
 
 int ovl_role_set_thread(int role) {
   int before = thread_role;
@@ -102,7 +102,8 @@ static __attribute__((noinline)) CUresult send_with_attributes(const struct requ
   CUlaunchConfig config;
   if (r->config) {
     config = *r->config;
-    memcpy(attributes, config.attrs, config.numAttrs * sizeof *attributes);
+    if (config.numAttrs)
+      memcpy(attributes, config.attrs, config.numAttrs * sizeof *attributes);
   } else {
     config = (CUlaunchConfig){.gridDimX = r->grid[0],
                               .gridDimY = r->grid[1],
@@ -247,7 +248,9 @@ static CUresult launch(const struct request *r, const struct ovl_interned *polic
   struct plan plan = {.dynamic_smem = r->dynamic_smem};
   int rule, blocks_after = OVL_LOAD(row->blocks);
   bool can_attribute = r->way != COOPERATIVE_CALL && original_launch_ex[r->flavour];
-  if (OVL_UNLIKELY(OVL_LOAD(captures) > 0) && is_capturing(r->stream, r->flavour))
+  /* Captures that began before we were attached are not counted: to leave captures alone, ask. */
+  if (OVL_UNLIKELY(OVL_LOAD(captures) > 0 || !policy->policy.shape_captures) &&
+      is_capturing(r->stream, r->flavour))
     plan.actions = OVL_CAPTURED;
   bool known = OVL_LOAD(row->known);
   if (plan.actions && !policy->policy.shape_captures) {
@@ -292,7 +295,8 @@ static CUresult launch(const struct request *r, const struct ovl_interned *polic
   last.blocks = (unsigned)blocks_after & 255;
   last.rule = (unsigned)rule & 255;
   last.role = (unsigned)role & 255;
-  OVL_STORE(row->last, last.bits);
+  if (OVL_UNLIKELY(OVL_LOAD(row->last) != last.bits)) /* else the line stays shared */
+    OVL_STORE(row->last, last.bits);
   if (OVL_UNLIKELY(OVL_LOAD(ovl_listeners)))
     ovl_record_write(
         (uint64_t)(uintptr_t)r->function, (uint64_t)(uintptr_t)r->stream, blocks,

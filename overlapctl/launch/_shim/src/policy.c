@@ -18,7 +18,7 @@ static struct {
 static uint32_t depth;
 static uint64_t last_token;
 
-_Atomic(const struct ovl_interned *) ovl_active;
+OVL_HOT _Atomic(const struct ovl_interned *) ovl_active;
 
 static void publish(void) {
   atomic_store_explicit(&ovl_active, depth ? stack[depth - 1].policy : NULL, memory_order_release);

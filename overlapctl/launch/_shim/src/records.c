@@ -26,7 +26,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the record's layout")
 enum { RING = 8192, WORDS = sizeof(ovl_record) / 8, PATIENCE = 256 };
 
 struct ovl_globals ovl_globals;
-_Atomic int32_t ovl_listeners;
+OVL_HOT _Atomic int32_t ovl_listeners;
 
 static struct {
   _Alignas(128) _Atomic uint64_t number;

@@ -43,7 +43,7 @@ static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 
 /* stream << 2 | role + 1: user addresses leave the two top bits free. 0: unused. */
 static _Atomic uint64_t streams[MAX_STREAMS];
-_Atomic uint32_t ovl_stream_roles;
+OVL_HOT _Atomic uint32_t ovl_stream_roles;
 
 static bool is_role(int role) {
   return role >= OVL_COMPUTE && role <= OVL_BY_NAME;

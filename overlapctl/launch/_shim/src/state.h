@@ -18,6 +18,9 @@
 #define OVL_STORE(x, v) atomic_store_explicit(&(x), (v), memory_order_relaxed)
 #define OVL_ADD(x, v) atomic_fetch_add_explicit(&(x), (v), memory_order_relaxed)
 
+/* Read on every launch: kept together, so that they share one or two cache lines. */
+#define OVL_HOT __attribute__((section("ovl_hot")))
+
 enum { OVL_FLAVOURS = 2 }; /* 0: legacy default stream, 1: per-thread default stream (_ptsz) */
 
 enum ovl_action {
@@ -113,8 +116,8 @@ typedef union ovl_word {
 enum { OVL_WORD_NO_CARVEOUT = 127 };
 
 struct ovl_function {
-  /* read on every launch */
-  _Atomic uint64_t key[2];
+  /* read on every launch: one cache line, and the words */
+  _Alignas(64) _Atomic uint64_t key[2];
   _Atomic uint32_t epoch; /* epoch the facts were gathered in */
   _Atomic int32_t role;   /* by name */
   _Atomic int32_t known;  /* 0: the driver did not tell */
@@ -123,10 +126,9 @@ struct ovl_function {
   _Atomic int32_t blocks;    /* per SM, today */
   _Atomic int32_t priority_greatest;
   _Atomic int32_t cluster; /* blocks per cluster */
-  _Atomic uint64_t words[OVL_CACHED_POLICIES][2];
-  _Atomic uint32_t place; /* its number in the order of claiming */
-  /* written on every launch */
-  _Alignas(64) _Atomic uint64_t last; /* packed: see ovl_last */
+  _Atomic uint32_t place;  /* its number in the order of claiming, from 1; set before the epoch */
+  _Atomic uint64_t last;   /* packed: see ovl_last; written when it changes */
+  _Alignas(64) _Atomic uint64_t words[OVL_CACHED_POLICIES][2];
   _Atomic uint64_t failures;
   /* facts */
   _Alignas(64) _Atomic uint64_t resolved; /* CUfunction */
@@ -147,7 +149,7 @@ extern _Atomic uint32_t ovl_epoch;
 /* Launches by row and combination of actions, in a lane for each launching thread, so that counting
  * needs no locked instruction. Lane 0 is shared by the threads that found no lane of their own. */
 enum { OVL_LANES = 16 };
-extern _Atomic uint64_t ovl_lanes[OVL_LANES][OVL_SLOTS][OVL_COUNTS];
+extern _Atomic uint64_t ovl_lanes[OVL_LANES][OVL_SLOTS + 1][OVL_COUNTS];
 
 int ovl_lane_take(uint32_t thread_id);
 
