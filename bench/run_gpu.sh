@@ -31,6 +31,7 @@ for suite in $suites; do
     reach) step reach "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_reach.py ;;
     room) step room "$python" bench/overlap/room.py "$out" ;;
     priority) step priority "$python" bench/overlap/priority.py "$out" ;;
+    multi-gpu) step multi-gpu "$python" bench/overlap/multi_gpu.py "$out" ;;
     overhead) step overhead "$python" bench/overhead/torch_loop.py "$out" ;;
     residency) step residency "$python" bench/residency/sweep.py "$out" ;;
     persistent) step persistent "$python" bench/residency/persistent.py "$out" ;;
