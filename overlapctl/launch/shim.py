@@ -10,22 +10,23 @@ import ctypes
 import enum
 import os
 import stat
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from overlapctl import env
 from overlapctl.errors import AttachError, OverlapctlError, UsageError
-from overlapctl.records import Applied, Policy, Role, Rule
+from overlapctl.launch.ring import ROLES, RULES, LaunchRecord, NativeRecord, RecordReader
+from overlapctl.records import Applied, Policy, Role
 
 __all__ = [
     "ABI_VERSION",
     "AttachReport",
     "Counters",
     "LaunchRecord",
+    "RecordReader",
     "Shim",
     "Snapshot",
     "Status",
@@ -36,9 +37,7 @@ __all__ = [
 ABI_VERSION = 2
 LIBRARY_NAME = "liboverlapctl_shim.so"
 
-_ROLES = (Role.COMPUTE, Role.COMMUNICATION, Role.IGNORED)
 _BY_NAME = 3
-_RULES = tuple(Rule)
 _ATTACHMENTS: tuple[Literal["none", "detour", "preload"], ...] = ("none", "detour", "preload")
 
 
@@ -138,25 +137,6 @@ class _KernelRow(ctypes.Structure):
     )
 
 
-class _Record(ctypes.Structure):
-    _fields_ = (
-        ("sequence", ctypes.c_uint64),
-        ("ticks", ctypes.c_uint64),
-        ("function", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
-        ("blocks", ctypes.c_uint64),
-        ("thread_id", ctypes.c_uint32),
-        ("threads", ctypes.c_int32),
-        ("before", ctypes.c_int32),
-        ("after", ctypes.c_int32),
-        ("result", ctypes.c_int32),
-        ("cluster", ctypes.c_uint16),
-        ("role", ctypes.c_uint8),
-        ("rule", ctypes.c_uint8),
-        ("actions", ctypes.c_uint8),
-    )
-
-
 # --- what callers get ---------------------------------------------------------------------------
 
 
@@ -189,46 +169,6 @@ class Counters:
     dropped_records: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchRecord:
-    """One launch from the ring.
-
-    Parameters
-    ----------
-    sequence
-        Number of the launch; gaps are records overwritten before they were read.
-    ticks
-        Monotonic clock in ns.
-    function, stream
-        Handles.
-    blocks, threads, cluster
-        Blocks in the grid, threads per block, blocks per cluster.
-    before, after
-        Dynamic shared memory per block in bytes: as asked, as launched.
-    result
-        The driver's answer, 0: success.
-    """
-
-    sequence: int
-    ticks: int
-    function: int
-    stream: int
-    blocks: int
-    thread_id: int
-    threads: int
-    cluster: int
-    before: int
-    after: int
-    result: int
-    role: Role
-    rule: Rule
-    padded: bool
-    prioritised: bool
-    carved: bool
-    captured: bool
-    failed: bool
-
-
 class Snapshot:
     """The table of kernels at one moment."""
 
@@ -239,6 +179,15 @@ class Snapshot:
     def rows(self) -> list[Applied]:
         """Read it."""
         return [_applied(self._native[i]) for i in range(self._count)]
+
+    def functions(self) -> dict[int, Applied]:
+        """One row for each function handle: what launch records leave out of a kernel.
+
+        Only name, registers and static shared memory are the function's; the rest is that of one of
+        its configurations.
+        """
+        native = (self._native[i] for i in range(self._count))
+        return {int(row.function): _applied(row) for row in native}
 
 
 # --- the library --------------------------------------------------------------------------------
@@ -262,8 +211,7 @@ class Shim:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._next_record = ctypes.c_uint64(0)
-        self._reading = threading.Lock()
+        self._capacity = 512
         try:
             self._library = ctypes.CDLL(str(path))
             version = int(self._library.ovl_abi_version())
@@ -277,6 +225,7 @@ class Shim:
                 remedy="reinstall overlapctl, and remove older copies of the library",
             )
         _declare(self._library)
+        self._ring = RecordReader(self._library)
 
     @property
     def attachment(self) -> Literal["none", "detour", "preload"]:
@@ -347,13 +296,12 @@ class Shim:
 
     def snapshot(self) -> Snapshot:
         """Copy the table of kernels as it is now; cheap, it is read only when asked for."""
-        capacity = 512
         while True:
-            rows = (_KernelRow * capacity)()
-            exist = int(self._library.ovl_kernel_rows(rows, capacity))
-            if exist <= capacity:
+            rows = (_KernelRow * self._capacity)()
+            exist = int(self._library.ovl_kernel_rows(rows, len(rows)))
+            if exist <= len(rows):
                 return Snapshot(rows, exist)
-            capacity = exist
+            self._capacity = exist + 128
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -364,23 +312,19 @@ class Shim:
         finally:
             self._library.ovl_records_listen(-1)
 
+    def reader(self) -> RecordReader:
+        """Read the ring from here on, undisturbed by other readers."""
+        reader = RecordReader(self._library)
+        reader.skip()
+        return reader
+
     def records(self) -> list[LaunchRecord]:
         """Read launches recorded since the last call, oldest first, as far as the ring has them.
 
-        Only launches made while somebody was :meth:`listening` are recorded.
+        Only launches made while somebody was :meth:`listening` are recorded. All callers share one
+        place in the ring; see :meth:`reader`.
         """
-        chunk = (_Record * 4096)()
-        found: list[LaunchRecord] = []
-        with self._reading:
-            while True:
-                got = int(
-                    self._library.ovl_records_read(
-                        ctypes.byref(self._next_record), chunk, len(chunk)
-                    )
-                )
-                found += [_record(chunk[i]) for i in range(got)]
-                if got < len(chunk):
-                    return found
+        return self._ring.read()
 
     def reset(self) -> None:
         """Forget counters, rows' counts and records."""
@@ -394,7 +338,7 @@ class Shim:
         UsageError
             If the pattern is empty or there are too many.
         """
-        status = self._library.ovl_role_add_pattern(pattern.encode(), _ROLES.index(role))
+        status = self._library.ovl_role_add_pattern(pattern.encode(), ROLES.index(role))
         _check(status, f"pattern={pattern!r}")
 
     def set_stream_role(self, stream: int, role: Role | None) -> None:
@@ -410,11 +354,11 @@ class Shim:
     def set_thread_role(self, role: Role | None) -> Role | None:
         """Give all launches of the calling thread a role; returns the previous one."""
         before = int(self._library.ovl_role_set_thread(_role_number(role)))
-        return None if before == _BY_NAME else _ROLES[before]
+        return None if before == _BY_NAME else ROLES[before]
 
     def role_of_name(self, kernel: str) -> Role:
         """Tell the role a kernel of this name has."""
-        return _ROLES[int(self._library.ovl_role_of_name(kernel.encode()))]
+        return ROLES[int(self._library.ovl_role_of_name(kernel.encode()))]
 
 
 def library_path() -> Path:
@@ -508,7 +452,7 @@ def _declare(library: Any) -> None:
         ("ovl_counters_read", None, [pointer(_Counters)]),
         ("ovl_kernel_rows", size, [pointer(_KernelRow), size]),
         ("ovl_records_listen", i32, [i32]),
-        ("ovl_records_read", size, [pointer(u64), pointer(_Record), size]),
+        ("ovl_records_read", size, [pointer(u64), pointer(NativeRecord), size]),
         ("ovl_reset", None, []),
     ):
         function = getattr(library, name)
@@ -561,7 +505,7 @@ def _attachment(number: int) -> Literal["none", "detour", "preload"]:
 
 
 def _role_number(role: Role | None) -> int:
-    return _BY_NAME if role is None else _ROLES.index(role)
+    return _BY_NAME if role is None else ROLES.index(role)
 
 
 def _text(raw: bytes) -> str:
@@ -572,7 +516,7 @@ def _applied(row: Any) -> Applied:
     counts = {name: getattr(row, name) for name in _ROW_COUNTS}
     return Applied(
         kernel=_text(row.name),
-        role=_ROLES[row.role],
+        role=ROLES[row.role],
         threads=row.threads,
         registers=row.registers,
         static_smem=row.static_smem,
@@ -580,32 +524,6 @@ def _applied(row: Any) -> Applied:
         after=row.after,
         blocks_before=row.blocks_before,
         blocks_after=row.blocks_after,
-        rule=_RULES[row.rule],
+        rule=RULES[row.rule],
         **counts,
-    )
-
-
-def _record(native: Any) -> LaunchRecord:
-    def did(bit: int) -> bool:
-        return cast(int, native.actions) & bit != 0
-
-    return LaunchRecord(
-        sequence=native.sequence,
-        ticks=native.ticks,
-        function=native.function,
-        stream=native.stream,
-        blocks=native.blocks,
-        thread_id=native.thread_id,
-        threads=native.threads,
-        cluster=native.cluster,
-        before=native.before,
-        after=native.after,
-        result=native.result,
-        role=_ROLES[native.role],
-        rule=_RULES[native.rule],
-        padded=did(1),
-        prioritised=did(2),
-        carved=did(4),
-        captured=did(8),
-        failed=did(16),
     )

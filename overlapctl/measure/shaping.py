@@ -8,53 +8,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from overlapctl.launch.observe import ObservedKernel, observe_kernels
 from overlapctl.launch.rows import rows_since
-from overlapctl.records import Applied, KernelFootprint, Policy, Role, Rule
+from overlapctl.records import Applied, KernelFootprint, Policy, Role
 
 if TYPE_CHECKING:
     from overlapctl.launch.shim import Shim
 
-__all__ = ["Grid", "Observation", "Shaping", "ShimShaping"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """Blocks a kernel was launched with, and blocks per cluster."""
-
-    blocks: int
-    cluster: int = 1
+__all__ = ["Observation", "Shaping", "ShimShaping"]
 
 
 @dataclasses.dataclass
 class Observation:
-    """Kernels launched in a region, and their grids.
+    """Kernels launched in a region, largest share of the work first."""
 
-    Grids are known by block size and dynamic shared memory in bytes: the shim's launch records
-    hold those, and no names.
-    """
-
-    kernels: tuple[Applied, ...] = ()
-    grids: dict[tuple[int, int], Grid] = dataclasses.field(default_factory=dict)
+    kernels: tuple[ObservedKernel, ...] = ()
 
     def dominant(self) -> KernelFootprint | None:
         """Footprint of the compute kernel with the most threads over all its launches."""
-        compute = [row for row in self.kernels if row.role is Role.COMPUTE]
-        if not compute:
-            return None
-        row = max(compute, key=lambda r: r.launches * r.threads * self._grid(r).blocks)
-        return KernelFootprint(
-            name=row.kernel,
-            threads=row.threads,
-            registers=row.registers,
-            static_smem=row.static_smem,
-            dynamic_smem=row.before,
-            blocks=self._grid(row).blocks,
-            cluster=self._grid(row).cluster,
-            cooperative=row.rule is Rule.COOPERATIVE,
-        )
-
-    def _grid(self, row: Applied) -> Grid:
-        return self.grids.get((row.threads, row.before), Grid(1))
+        compute = (kernel for kernel in self.kernels if kernel.role is Role.COMPUTE)
+        first = next(compute, None)
+        return None if first is None else first.footprint
 
 
 class Shaping(Protocol):
@@ -106,15 +80,10 @@ class ShimShaping:
         """Observe under a policy that changes nothing: without one the shim does not look."""
         shim = _shim()
         observation = Observation()
-        shim.records()  # those of before
-        before = self.rows()
+        reader = shim.reader()
         with shim.listening(), self.in_force(Policy()):
             yield observation
-        observation.kernels = self.since(before)
-        for record in shim.records():
-            key = record.threads, record.before
-            if record.blocks > observation.grids.get(key, Grid(0)).blocks:
-                observation.grids[key] = Grid(record.blocks, record.cluster)
+        observation.kernels = observe_kernels(reader.read(), shim.snapshot().functions())
 
 
 def _shim() -> Shim:

@@ -12,6 +12,7 @@ from overlapctl import env
 from overlapctl.errors import AttachError, UsageError
 from overlapctl.launch import shim as face
 from overlapctl.launch.policy_text import MAX_PATTERNS, policy_to_text
+from overlapctl.launch.ring import NativeRecord
 from overlapctl.launch.shim import Shim, Status
 from overlapctl.records import KernelRule, Policy, Role, Rule
 
@@ -33,7 +34,7 @@ STRUCTURES = {
     "ovl_policy": face._Policy,
     "ovl_counters": face._Counters,
     "ovl_kernel_row": face._KernelRow,
-    "ovl_record": face._Record,
+    "ovl_record": NativeRecord,
 }
 
 

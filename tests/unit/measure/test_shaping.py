@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from overlapctl.launch.observe import ObservedKernel
+from overlapctl.launch.ring import LaunchRecord
 from overlapctl.launch.rows import rows_since
 from overlapctl.measure import shaping
-from overlapctl.measure.shaping import Grid, Observation, ShimShaping
-from overlapctl.records import Applied, Policy, Role, Rule
+from overlapctl.measure.shaping import Observation, ShimShaping
+from overlapctl.records import Applied, KernelFootprint, Policy, Role, Rule
 
 GEMM = Applied(
     kernel="gemm",
@@ -50,16 +52,16 @@ def test_a_kernel_loaded_twice_is_added_up():
     assert (row.launches, row.shaped) == (4, 3)
 
 
-def test_the_dominant_kernel_is_the_compute_kernel_with_most_threads():
-    small = dataclasses.replace(GEMM, kernel="split_k_reduce", threads=256, before=0)
-    seen = Observation(
-        kernels=(small, NCCL, GEMM),
-        grids={(128, 49152): Grid(16384, 2), (256, 0): Grid(64), (544, 82240): Grid(10**6)},
-    )
-    footprint = seen.dominant()
-    assert (footprint.name, footprint.blocks, footprint.cluster) == ("gemm", 16384, 2)
-    assert (footprint.threads, footprint.registers, footprint.smem) == (128, 62, 49152)
-    assert Observation(kernels=(NCCL,)).dominant() is None
+def test_the_dominant_kernel_is_the_compute_kernel_with_the_largest_share():
+    def kernel(name, role, share):
+        footprint = KernelFootprint(name=name, threads=128, registers=62, blocks=64)
+        return ObservedKernel(footprint=footprint, role=role, launches=1, share=share, streams=(0,))
+
+    gemm = kernel("gemm", Role.COMPUTE, 0.9)
+    nccl = kernel("nccl", Role.COMMUNICATION, 1.0)
+    seen = Observation((nccl, gemm, kernel("split_k_reduce", Role.COMPUTE, 0.1)))
+    assert seen.dominant() == gemm.footprint
+    assert Observation((nccl,)).dominant() is None
 
 
 class FakeShim:
@@ -78,19 +80,25 @@ class FakeShim:
     def kernels(self):
         return list(self.rows)
 
+    def snapshot(self):
+        return SimpleNamespace(functions=lambda: {0xF: GEMM})
+
     @contextlib.contextmanager
     def listening(self):
         self.listeners = self.listeners + 1
         yield
         self.listeners = self.listeners - 1
 
-    def records(self):
-        ring, self.ring = self.ring, []
-        return ring
+    def reader(self):
+        start = len(self.ring)
+        return SimpleNamespace(read=lambda: self.ring[start:])
 
-    @staticmethod
-    def record(blocks):
-        return SimpleNamespace(threads=128, before=49152, blocks=blocks, cluster=1)
+    def record(self, blocks):
+        return LaunchRecord(
+            **{field.name: 0 for field in dataclasses.fields(LaunchRecord)}
+            | {"function": 0xF, "threads": 128, "before": 49152, "blocks": blocks, "cluster": 1}
+            | {"role": Role.COMPUTE, "rule": Rule.NOTHING_ASKED}
+        )
 
 
 @pytest.fixture
@@ -103,11 +111,20 @@ def shim(monkeypatch):
 def test_observing_pushes_a_policy_that_changes_nothing_and_forgets_what_was_before(shim):
     with ShimShaping().observed() as seen:
         assert shim.stack == [Policy()]
-        shim.rows.append(GEMM)
+        assert shim.listeners == 1
         shim.ring += [shim.record(100), shim.record(50)]
     assert shim.stack == []
-    assert seen.kernels == (GEMM,)
-    assert seen.dominant().blocks == 100
+    assert shim.listeners == 0
+    (kernel,) = seen.kernels
+    assert (kernel.footprint.name, kernel.launches) == ("gemm", 2)
+    footprint = seen.dominant()
+    assert (footprint.blocks, footprint.smem, footprint.registers) == (100, 49152, 62)
+
+
+def test_rows_since_earlier_ones(shim):
+    before = ShimShaping().rows()
+    shim.rows.append(GEMM)
+    assert ShimShaping().since(before) == (GEMM,)
 
 
 def test_a_policy_is_popped_after_an_error(shim):
