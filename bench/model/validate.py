@@ -61,7 +61,10 @@ def main() -> None:
         some = [(r, p) for r, p in predictions if r.family == family]
         out.append({"what": "errors", "parameters": "left out", "table": family, **_errors(some)})
     out += _worst(predictions)
-    out += [{"what": "fit", "left_out": name, **asdict(fit)} for name, fit in fits.items()]
+    out += [
+        {"what": "fit", "table": name, "parameters": json.dumps(asdict(fit))}
+        for name, fit in fits.items()
+    ]
     for row in out:
         print(row, flush=True)
     if len(sys.argv) > 1:
@@ -82,12 +85,12 @@ def _leave_one_out(facts: DeviceFacts, rows: Sequence[Row]) -> dict[str, Simulat
 
 
 def _read(path: Path) -> dict[str, SimulationParameters]:
-    fits = {}
-    for row in json.loads(path.read_text())["rows"]:
-        if row["what"] == "fit":
-            values = {k: v for k, v in row.items() if k not in ("what", "left_out")}
-            fits[row["left_out"]] = SimulationParameters(**values)
-    return fits
+    rows = json.loads(path.read_text())["rows"]
+    return {
+        row["table"]: SimulationParameters(**json.loads(row["parameters"]))
+        for row in rows
+        if row["what"] == "fit"
+    }
 
 
 def _errors(some: Iterable[tuple[Row, Prediction]]) -> dict[str, Any]:
@@ -181,11 +184,31 @@ def _worst(predictions: Iterable[tuple[Row, Prediction]], count: int = 15) -> li
                 "error": round(p.total / row.total - 1, 3),
                 "compute_alone_measured": row.padded_alone or row.compute_alone,
                 "compute_alone_predicted": round(p.compute_alone, 2),
+                "why": _why(row, p),
             }
         )
         if len(rows) == count:
             break
     return rows
+
+
+def _why(row: Row, p: Prediction) -> str:
+    """Say which part of the prediction is off."""
+    error = p.total / row.total - 1
+    if row.padded_alone is not None:
+        alone = p.compute_alone / row.padded_alone - 1
+        if abs(alone) > 0.5 * abs(error) and alone * error > 0:
+            if abs(p.compute_alone / row.compute_alone - 1) < 0.005:
+                return f"a pad without effect: measured alone {-alone:+.0%} longer (clocks)"
+            return f"compute time under the pad is off by {alone:+.0%}"
+    if row.compute in ("gemm_bf16", "sdpa"):
+        return "persistent kernels in a row: which of two waiting kernels gets the free SMs"
+    if row.table == "pipeline" and abs(p.compute_alone / row.compute_alone - 1) > 0.005:
+        return "compute time under the pad (not recorded apart)"
+    if row.compute_end is not None and row.comm_end is not None:
+        side = "collective" if row.comm_end > row.compute_end else "compute kernel"
+        return f"end of the {side}"
+    return "both ends unknown"
 
 
 def _arm(row: Row) -> str:

@@ -48,7 +48,7 @@ START: Mapping[str, float] = {
 """The parameters that are fitted, and round values to start from. The cache effect, the scheduler's
 rate and the launch gap are not: few observations show them."""
 
-_STEPS = (1.35, 1.1, 1.04)
+_STEPS = (1.35, 1.1)
 _PASSES = 2
 _END_WEIGHT = 0.2
 

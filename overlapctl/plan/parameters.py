@@ -52,21 +52,21 @@ class SimulationParameters:
         Relative standard deviation of one measured time (used by the simulated runner only).
     """
 
-    load_latency_us: float = 0.78
-    memory_latency_us: float = 0.85
-    gemm_sharpness: float = 6.0
-    memory_sharpness: float = 2.2
+    load_latency_us: float = 0.77
+    memory_latency_us: float = 0.65
+    gemm_sharpness: float = 3.9
+    memory_sharpness: float = 1.3
     thrash_onset: float = 1.6
     thrash_slope: float = 0.4
-    comm_latency_memory: float = 0.03
-    comm_latency_gemm: float = 0.13
-    light_traffic: float = 0.5
-    light_sensitivity: float = 2.0
-    compute_on_comm_memory: float = 0.25
-    compute_on_comm_gemm: float = 0.45
-    queueing_onset: float = 0.9
-    crowded_comm: float = 1.3
-    kept_beside_comm: float = 0.5
+    comm_latency_memory: float = 0.1
+    comm_latency_gemm: float = 0.24
+    light_traffic: float = 0.21
+    light_sensitivity: float = 2.1
+    compute_on_comm_memory: float = 0.46
+    compute_on_comm_gemm: float = 0.4
+    queueing_onset: float = 0.5
+    crowded_comm: float = 1.6
+    kept_beside_comm: float = 0.54
     scheduler_blocks_per_us: float = 850.0
     launch_gap_us: float = 4.0
     noise: float = 0.007
