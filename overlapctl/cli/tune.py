@@ -242,7 +242,11 @@ def _runner(device: Device, *, asked: str | None) -> TrialRunner:
     if device.is_simulated:
         from overlapctl.measure.simulated import SimulatedRunner
 
-        return SimulatedRunner(device.facts())
+        return SimulatedRunner(
+            device.facts(),
+            world=len(device.topology().devices),
+            nccl_version=device.versions()["nccl"],
+        )
     from overlapctl.measure.gpu import GpuRunner
 
     # An index asks for that GPU alone; in a job each rank has its own anyway.
