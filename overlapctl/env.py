@@ -30,5 +30,5 @@ def cache_dir() -> Path | None:
 
 
 def is_disabled() -> bool:
-    """True if ``OVERLAPCTL_DISABLE`` is set to anything but ``0`` or nothing."""
+    """Tell if ``OVERLAPCTL_DISABLE`` is set to anything but ``0`` or nothing."""
     return os.environ.get(DISABLE, "0") not in ("", "0")

@@ -20,6 +20,7 @@ import pydantic
 __all__ = [
     "Applied",
     "Arm",
+    "Candidate",
     "Case",
     "Clocks",
     "CommSpec",
@@ -29,7 +30,9 @@ __all__ = [
     "KernelFootprint",
     "KernelRule",
     "Link",
+    "Plan",
     "Policy",
+    "PolicyChange",
     "Profile",
     "ProfileKey",
     "Role",
@@ -189,7 +192,7 @@ class Topology:
     @property
     def signature(self) -> str:
         """A short stable text for profile keys, for example ``"2x NVIDIA H200, nvlink x18"``."""
-        kinds = sorted({f"{l.kind} x{l.links}" if l.links else l.kind for l in self.links})
+        kinds = sorted({f"{e.kind} x{e.links}" if e.links else e.kind for e in self.links})
         names = sorted(set(self.devices))
         head = f"{len(self.devices)}x {' + '.join(names)}" if names else "no GPU"
         return head + (", " + " + ".join(kinds) if kinds else "")
@@ -334,6 +337,23 @@ class Applied:
     rule: Rule
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyChange:
+    """One entry of a region's history.
+
+    Parameters
+    ----------
+    when
+        Local time, ISO 8601 with seconds.
+    policy, reason
+        What the region's policy is from then on, and why.
+    """
+
+    when: str
+    policy: Policy
+    reason: str
+
+
 # --- measuring ---------------------------------------------------------------------------------
 
 
@@ -473,6 +493,97 @@ class Profile:
     policy: Policy
     reason: str
     verdicts: tuple[Verdict, ...] = ()
+
+
+# --- planning ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to run a case: whether it can be had, and when it is predicted to end.
+
+    Parameters
+    ----------
+    name
+        An arm's name, or that of a lever outside the policy (``"at most 8 blocks"``).
+    lever
+        What is changed: ``"none"``, ``"priority"``, ``"residency"``, ``"carve-out"``,
+        ``"communication kernel"``, ``"block limit"``, ``"SM target"``, ``"green context"``,
+        ``"order"``.
+    policy
+        What overlapctl applies to launches.
+    settings
+        What the job itself must do; empty if overlapctl can apply the candidate alone.
+    legal
+        Whether it can be had here and now.
+    reason
+        Why it is not legal; for a legal one what is to be known, or empty.
+    compute_end, comm_end
+        Predicted ends in ms after the compute kernel's start; ``None``: not predicted.
+    """
+
+    name: str
+    lever: str
+    policy: Policy = field(default_factory=Policy)
+    settings: tuple[str, ...] = ()
+    legal: bool = True
+    reason: str = ""
+    compute_end: float | None = None
+    comm_end: float | None = None
+
+    @property
+    def total(self) -> float | None:
+        """Predicted end of whatever ends last, ms."""
+        if self.compute_end is None or self.comm_end is None:
+            return None
+        return max(self.compute_end, self.comm_end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the planner would do in one case without measuring it, and why.
+
+    Parameters
+    ----------
+    case, gpu
+        What was planned, and the GPU's name.
+    rule, rule_text
+        The first matching rule (see ``plan/rules.py``).
+    chosen, policy
+        The chosen candidate's name and what overlapctl applies.
+    reason
+        Why this one, with the predicted times.
+    gain, margin
+        Share of the default's predicted time that is saved, and what it had to exceed: the
+        model's own error.
+    compute_alone, comm_alone
+        Times of either side alone in ms (all stages of a pipeline), observed or estimated.
+    serial, ideal
+        Both sides one after the other, and the longer of the two, ms.
+    runners_up
+        Names of the next best candidates overlapctl could apply, best first.
+    advice
+        What the job itself could change for a further gain.
+    candidates
+        All that were looked at, legal or not.
+    """
+
+    case: Case
+    gpu: str
+    rule: str
+    rule_text: str
+    chosen: str
+    policy: Policy
+    reason: str
+    gain: float
+    margin: float
+    compute_alone: float
+    comm_alone: float
+    serial: float
+    ideal: float
+    runners_up: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
 
 # --- JSON --------------------------------------------------------------------------------------
