@@ -52,21 +52,21 @@ class SimulationParameters:
         Relative standard deviation of one measured time (used by the simulated runner only).
     """
 
-    load_latency_us: float = 0.77
-    memory_latency_us: float = 0.65
-    gemm_sharpness: float = 3.9
-    memory_sharpness: float = 1.3
+    load_latency_us: float = 0.74
+    memory_latency_us: float = 0.67
+    gemm_sharpness: float = 2.96
+    memory_sharpness: float = 1.48
     thrash_onset: float = 1.6
     thrash_slope: float = 0.4
-    comm_latency_memory: float = 0.1
-    comm_latency_gemm: float = 0.24
-    light_traffic: float = 0.21
-    light_sensitivity: float = 2.1
-    compute_on_comm_memory: float = 0.46
-    compute_on_comm_gemm: float = 0.4
-    queueing_onset: float = 0.5
-    crowded_comm: float = 1.6
-    kept_beside_comm: float = 0.54
+    comm_latency_memory: float = 0.09
+    comm_latency_gemm: float = 0.22
+    light_traffic: float = 0.23
+    light_sensitivity: float = 2.26
+    compute_on_comm_memory: float = 0.44
+    compute_on_comm_gemm: float = 0.49
+    queueing_onset: float = 0.74
+    crowded_comm: float = 1.62
+    kept_beside_comm: float = 0.45
     scheduler_blocks_per_us: float = 850.0
     launch_gap_us: float = 4.0
     noise: float = 0.007

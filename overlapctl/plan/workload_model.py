@@ -43,8 +43,8 @@ _ATTENTION = 0.75
 _ELEMENTWISE = 0.97
 _LAYERNORM = 0.57
 # Operand bytes an SM draws from the L2 per us at saturation; a tiled GEMM with little reuse in
-# shared memory is bound by this (10.7 TB/s over 132 SMs: tiles of 32 and of 64).
-_L2_BYTES_PER_SM_US = 80_700.0
+# shared memory is bound by this (11.2 TB/s over 132 SMs: tiles of 32 and of 64).
+_L2_BYTES_PER_SM_US = 84_500.0
 _TILED_GEMM = 0.85
 
 # Collectives on H200 (two ranks): share of the link rate, and start-up time in ms, per path.

@@ -48,7 +48,7 @@ def test_finds_the_parameters_that_made_the_outcomes(h200: DeviceFacts) -> None:
     found = calibrate(h200, seen, start)
     for observation in seen:
         said = predict(h200, observation, found)
-        assert said.total == pytest.approx(observation.total, rel=0.03)
+        assert said.total == pytest.approx(observation.total, rel=0.05)
     assert found.load_latency_us == pytest.approx(1.1, rel=0.1)
     untouched = SimulationParameters()
     assert found.memory_sharpness == untouched.memory_sharpness
