@@ -66,7 +66,7 @@ Op: TypeAlias = Literal[
     "send_recv",
 ]
 Dtype: TypeAlias = Literal["u8", "bf16", "fp16", "fp32"]
-Purpose: TypeAlias = Literal["ready", "data", "done", "gathered"]
+Purpose: TypeAlias = Literal["ready", "data", "done"]
 
 DTYPE_BYTES: dict[str, int] = {"u8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes per element. Operations that only move data may pass any tensor as ``u8``."""
@@ -74,7 +74,7 @@ DTYPE_BYTES: dict[str, int] = {"u8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 REDUCIBLE: frozenset[str] = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 """Operations that compute."""
 
-_PURPOSES: tuple[str, ...] = ("ready", "data", "done", "gathered")
+_PURPOSES: tuple[str, ...] = ("ready", "data", "done")
 _ROOTED = frozenset({"broadcast", "gather", "scatter", "reduce", "send_recv"})
 _WORD = 1 << 32
 
@@ -206,8 +206,8 @@ class Flag:
     """One word, in the memory of ``target``, written by stream ``stream`` of ``source``.
 
     ``purpose`` says what reaching a value means: ``"ready"`` (so many slots of target memory may
-    be written, or so much source data may be pulled), ``"data"`` (so many chunks have arrived),
-    ``"done"`` (so many chunks have been read), ``"gathered"`` (``"data"`` of a second phase).
+    be written, or so much source data may be pulled), ``"data"`` (so many chunks have arrived or
+    been computed), ``"done"`` (so many reads are over).
     """
 
     source: int
