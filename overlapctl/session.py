@@ -3,7 +3,11 @@
 ::
 
     arguments + profile or heuristic -> Policy -> shim (push) -> the step -> shim (pop)
-                                                        +-> stats(), explain()
+                                          ^              +-> stats(), explain()
+                     learning (no profile): observed kernels -> plan
+
+A *region* is one place in the program that calls `overlap()` with certain arguments. It keeps its
+policy and what it learned over all entries, also where the loop calls `overlap()` anew each time.
 """
 
 from __future__ import annotations
@@ -11,20 +15,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
+import os
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from overlapctl import env
-from overlapctl.errors import OverlapctlError, OverlapctlWarning, UsageError
-from overlapctl.records import Applied, KernelRule, Policy
+from overlapctl.errors import OverlapctlError, OverlapctlWarning, ProfileError, UsageError
+from overlapctl.records import Applied, DeviceFacts, KernelRule, Policy, PolicyChange
 from overlapctl.specs import parse_size
 
 if TYPE_CHECKING:
     from overlapctl.launch.attach import Attachment
-    from overlapctl.launch.shim import Snapshot
+    from overlapctl.launch.shim import Counters, Snapshot
+    from overlapctl.learning import Learner, Step
 
 __all__ = ["Explanation", "Overlap", "Session", "Stats", "overlap"]
 
@@ -47,6 +55,9 @@ class Stats:
     unknown: int
 
 
+_STATS = tuple(field.name for field in dataclasses.fields(Stats))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
     """Which policy was in force, why, and what it did to each kernel; prints as a table."""
@@ -55,12 +66,27 @@ class Explanation:
     reason: str
     attachment: str
     kernels: tuple[Applied, ...]
+    history: tuple[PolicyChange, ...] = ()
 
     def __str__(self) -> str:
         """Render as text."""
         from overlapctl.reports.text import explanation_table
 
-        return explanation_table(self.policy, self.reason, self.attachment, self.kernels)
+        return explanation_table(
+            self.policy, self.reason, self.attachment, self.kernels, self.history
+        )
+
+
+class _Order:
+    """Sessions in force, in the order of the shim's stack; all pushes and pops hold the lock.
+
+    ``last`` is what the session that ended last read.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.sessions: list[Session] = []
+        self.last: tuple[Counters, Snapshot] | None = None
 
 
 class Session:
@@ -71,38 +97,65 @@ class Session:
     policy
         The policy in force.
     reason
-        Where it comes from: the profile, the heuristic, or the arguments.
+        Where it comes from: the profile, the heuristic, what was learned, or the arguments.
     active
         False if nothing could be attached and the region changes nothing.
+    history
+        The region's policies so far, oldest first.
     """
 
-    def __init__(self, policy: Policy, reason: str, attachment: Attachment | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        reason: str,
+        attachment: Attachment | None,
+        learner: Learner | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
         self.policy = policy
         self.reason = reason
         self._attachment = attachment
+        self._learner = learner
+        self._strict = strict
+        self._step: Step | None = None
+        self._process = os.getpid()
+        self._thread = threading.get_ident()
         self._token: int | None = None
+        self._pending: tuple[Policy, str] | None = None
         self._kernels_at_start: Snapshot | None = None
-        self._stats_at_start: Stats | None = None
-        self._end: tuple[Stats, Snapshot] | None = None
+        self._counters_at_start: Counters | None = None
+        self._end: tuple[Counters, Snapshot] | None = None
 
     @property
     def active(self) -> bool:
         """True while or after the policy was in force."""
         return self._attachment is not None
 
+    @property
+    def history(self) -> tuple[PolicyChange, ...]:
+        """The region's policies so far; empty where nothing is learned."""
+        return tuple(self._learner.history) if self._learner is not None else ()
+
     def stats(self) -> Stats:
         """Launch counts since the region was entered (until it was left)."""
-        if self._end is not None:
-            return self._end[0]
-        now = _read_stats(self._attachment)
-        return _minus(now, self._stats_at_start) if self._stats_at_start else now
+        before = self._counters_at_start
+        if self._attachment is None or before is None:
+            return Stats(**dict.fromkeys(_STATS, 0))
+        now = self._end[0] if self._end is not None else self._attachment.shim.counters()
+        return Stats(**{name: getattr(now, name) - getattr(before, name) for name in _STATS})
 
     def explain(self) -> Explanation:
         """Per kernel: launches, size before and after, residency, and the rule that decided."""
         kernels = self._kernels()
         where = self._attachment.kind if self._attachment is not None else "not attached"
+        progress = self._learner.progress if self._learner is not None else ""
         return Explanation(
-            policy=self.policy, reason=self.reason, attachment=where, kernels=kernels
+            policy=self.policy,
+            reason=f"{self.reason}; {progress}" if progress else self.reason,
+            attachment=where,
+            kernels=kernels,
+            history=self.history,
         )
 
     def _kernels(self) -> tuple[Applied, ...]:
@@ -117,31 +170,170 @@ class Session:
     def _start(self) -> None:
         if self._attachment is None:
             return
-        self._stats_at_start = _read_stats(self._attachment)
-        self._kernels_at_start = self._attachment.shim.snapshot()
-        self._token = self._attachment.shim.push(self.policy)
+        self._counters_at_start = self._attachment.shim.counters()
+        counters, snapshot = _order.last or (None, None)
+        # Outside of regions nothing is counted: mostly the table is as the last session left it.
+        if snapshot is None or counters != self._counters_at_start:
+            snapshot = self._attachment.shim.snapshot()
+        self._kernels_at_start = snapshot
+        with _order.lock:
+            self._token = self._attachment.shim.push(self.policy)
+            _order.sessions.append(self)
+        if self._learner is not None:
+            self._step = self._learner.enter(self._adopt)
+            if self._learner.policy != self.policy:  # settled since this session was made
+                self._adopt(self._learner.policy, self._learner.reason)
 
-    def _stop(self) -> None:
-        if self._attachment is None or self._token is None:
+    def _adopt(self, policy: Policy, reason: str) -> None:
+        """Switch to another policy: now, or once the regions inside this one have been left."""
+        with _order.lock:
+            if self._token is None:
+                return
+            self._pending = policy, reason
+            if _order.sessions[-1] is self:
+                self._switch()
+
+    def _switch(self) -> None:
+        """With the lock held, and this session's policy on top: put the pending one there."""
+        if self._pending is None or self._attachment is None or self._token is None:
             return
-        token, self._token = self._token, None
-        self._attachment.shim.pop(token)
-        self._end = (self.stats(), self._attachment.shim.snapshot())
+        (policy, reason), self._pending = self._pending, None
+        shim, old = self._attachment.shim, self._token
+        try:
+            self._token = shim.push(policy)
+        except OverlapctlError as error:
+            _warn_once(f"overlap() keeps its policy: {error}")
+            return
+        shim.pop(old)
+        self.policy, self.reason = policy, reason
+
+    def _stop(self, *, completed: bool) -> None:
+        # A forked child inherits open sessions, but starts with no policy in force.
+        if self._attachment is None or self._token is None or self._process != os.getpid():
+            return
+        with _order.lock:
+            token, self._token = self._token, None
+            _order.sessions.remove(self)
+            try:
+                self._attachment.shim.pop(token)
+            except OverlapctlError as error:
+                if self._strict and completed:
+                    raise
+                _warn_once(f"overlap() could not take its policy back: {error}")
+            if _order.sessions:
+                _order.sessions[-1]._switch()
+        shim, before = self._attachment.shim, self._counters_at_start
+        # In this order: a launch between the two readings makes the pair useless, not wrong.
+        self._end = _order.last = shim.counters(), shim.snapshot()
+        if self._learner is not None and self._step is not None:
+            launches = self._end[0].launches - (before.launches if before is not None else 0)
+            self._learner.leave(self._step, launches=launches, completed=completed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """A policy, why, and the GPU's facts where a plan of the region's own shall follow."""
+
+    policy: Policy
+    reason: str
+    learn_on: DeviceFacts | None = None
+
+
+class _Region:
+    """What all entries of one region share."""
+
+    def __init__(self, choose: Callable[[], _Choice], given: dict[str, Any], strict: bool) -> None:
+        self._choose = choose
+        self._given = given
+        self._strict = strict
+        self._lock = threading.Lock()
+        self._choice: _Choice | None = None
+        self._learner: Learner | None = None
+        self._failed = ""
+
+    def session(self) -> Session:
+        """Make the session of one entry; raises as :func:`overlap` says."""
+        if env.is_disabled():
+            return Session(Policy(), f"{env.DISABLE} is set: nothing is changed", None)
+        if self._failed:  # tried once: trying again in every step costs more than it brings
+            return Session(Policy(), self._failed, None)
+        try:
+            from overlapctl.launch.attach import ensure_attached
+
+            attachment = ensure_attached()
+            with self._lock:
+                if self._choice is None:
+                    self._choice = self._choose()
+                    self._learner = self._learn(self._choice, attachment)
+        except OverlapctlError as error:
+            if self._strict or isinstance(error, UsageError):
+                raise
+            _warn_once(f"overlap() changes nothing: {error}")
+            self._failed = f"not attached: {error}"
+            return Session(Policy(), self._failed, None)
+        learner, choice = self._learner, self._choice
+        if learner is not None:
+            choice = _Choice(learner.policy, learner.reason)
+        return Session(choice.policy, choice.reason, attachment, learner, strict=self._strict)
+
+    def _learn(self, choice: _Choice, attachment: Attachment) -> Learner | None:
+        facts = choice.learn_on
+        if facts is None:
+            return None
+        from overlapctl.learning import Learner, plan_observed
+
+        def planner(kernels: Sequence[Any]) -> tuple[Policy, str]:
+            policy, reason = plan_observed(facts, kernels)
+            return _overridden(policy, reason, self._given)
+
+        return Learner(
+            attachment.shim, choice.policy, choice.reason, planner, on_error=self._learning_failed
+        )
+
+    def _learning_failed(self, error: Exception) -> None:
+        if self._strict:
+            raise error
+        _warn_once(f"overlap() keeps the heuristic, learning failed: {error}")
+
+
+_MOST_REGIONS = 256
+_order = _Order()
+_regions: dict[Hashable, _Region] = {}
+_regions_lock = threading.Lock()
+
+
+def _forget_parent() -> None:
+    """In a forked child: no region is in force, and the parent's threads may have held locks."""
+    global _order, _regions_lock
+    _order, _regions_lock = _Order(), threading.Lock()
+    _regions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 class Overlap(contextlib.AbstractContextManager[Session]):
-    """The region `overlap()` returns: a context manager and a decorator, reusable and nestable."""
+    """The region `overlap()` returns: a context manager and a decorator, reusable and nestable.
 
-    def __init__(self, choose: Callable[[], tuple[Policy, str]], *, strict: bool) -> None:
-        self._choose = choose
-        self._strict = strict
-        self._open = threading.local()
+    Parameters
+    ----------
+    key
+        What tells the region from others.
+    make
+        Makes the region when it is entered for the first time in this process.
+    """
+
+    def __init__(self, key: Hashable, make: Callable[[], _Region]) -> None:
+        self._key = key
+        self._make = make
+        self._open: list[Session] = []
 
     def __enter__(self) -> Session:
         """Put the policy in force, process-wide."""
-        session = Session(*self._attach())
+        session = self._region().session()
         session._start()
-        self._stack().append(session)
+        self._open.append(session)
         return session
 
     def __exit__(
@@ -151,11 +343,26 @@ class Overlap(contextlib.AbstractContextManager[Session]):
         trace: TracebackType | None,
     ) -> Literal[False]:
         """Take the policy back, whatever happened inside."""
-        self._stack().pop()._stop()
+        self._newest()._stop(completed=kind is None)
         return False
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Decorate `function`: each call runs inside the region."""
+        """Decorate `function`: each call runs inside the region.
+
+        Raises
+        ------
+        UsageError
+            For a generator or coroutine function: its body runs after the call has returned.
+        """
+        if (
+            inspect.isgeneratorfunction(function)
+            or inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        ):
+            raise UsageError(
+                f"{getattr(function, '__name__', function)!r} is a generator or coroutine function",
+                remedy="write `with overlap():` inside it, around the launches",
+            )
 
         @functools.wraps(function)
         def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -164,26 +371,25 @@ class Overlap(contextlib.AbstractContextManager[Session]):
 
         return inside
 
-    def _stack(self) -> list[Session]:
-        if not hasattr(self._open, "sessions"):
-            self._open.sessions = []
-        sessions: list[Session] = self._open.sessions
-        return sessions
+    def _region(self) -> _Region:
+        region = _regions.get(self._key)
+        if region is not None:
+            return region
+        with _regions_lock:
+            while len(_regions) >= _MOST_REGIONS:
+                del _regions[next(iter(_regions))]
+            return _regions.setdefault(self._key, self._make())
 
-    def _attach(self) -> tuple[Policy, str, Attachment | None]:
-        if env.is_disabled():
-            return Policy(), f"{env.DISABLE} is set: nothing is changed", None
-        try:
-            from overlapctl.launch.attach import ensure_attached
-
-            attachment = ensure_attached()
-            policy, reason = self._choose()
-        except OverlapctlError as error:
-            if self._strict or isinstance(error, UsageError):
-                raise
-            _warn_once(f"overlap() changes nothing: {error}")
-            return Policy(), f"not attached: {error}", None
-        return policy, reason, attachment
+    def _newest(self) -> Session:
+        """Take the session entered last, by this thread if it entered any."""
+        mine = threading.get_ident()
+        for session in reversed(self._open):
+            if session._thread == mine:
+                self._open.remove(session)
+                return session
+        if not self._open:
+            raise RuntimeError("overlap() region left without having been entered")
+        return self._open.pop()
 
 
 def overlap(
@@ -244,25 +450,54 @@ def overlap(
         "max_blocks_per_sm": max_blocks_per_sm,
         "carveout": carveout,
         "comm_priority": comm_priority,
-        "include": tuple(include) or None,
-        "exclude": tuple(exclude) or None,
-        "rules": tuple(rules) or None,
+        "include": _patterns("include", include) or None,
+        "exclude": _patterns("exclude", exclude) or None,
+        "rules": _checked(rules) or None,
         "shape_captures": None if shape_captures else False,
     }
     given = {name: value for name, value in overrides.items() if value is not None}
 
-    def explicit() -> tuple[Policy, str]:
+    def explicit() -> _Choice:
         base = Policy(pad_bytes=pad, comm_priority=True)
-        return dataclasses.replace(base, **given), "as the arguments say"
+        return _Choice(dataclasses.replace(base, **given), "as the arguments say")
 
-    def automatic() -> tuple[Policy, str]:
-        policy, reason = _automatic_policy()
-        if not given:
-            return policy, reason
-        names = ", ".join(given)
-        return dataclasses.replace(policy, **given), f"{reason}; arguments override {names}"
+    def automatic() -> _Choice:
+        choice = _automatic_choice(strict)
+        policy, reason = _overridden(choice.policy, choice.reason, given)
+        # With these given there is nothing left that a plan of the kernels could decide.
+        learn_on = None if {"rules", "max_blocks_per_sm"} & given.keys() else choice.learn_on
+        return _Choice(policy, reason, learn_on)
 
-    return Overlap(automatic if auto else explicit, strict=strict)
+    caller = sys._getframe(1)
+    place = caller.f_code.co_filename, caller.f_lineno
+    key = (*place, auto, pad, tuple(sorted(given.items(), key=lambda item: item[0])), strict)
+    return Overlap(key, lambda: _Region(automatic if auto else explicit, given, strict))
+
+
+def _overridden(policy: Policy, reason: str, given: dict[str, Any]) -> tuple[Policy, str]:
+    """Let explicit arguments win over an automatic policy, in its rules for single kernels too."""
+    if not given:
+        return policy, reason
+    shape = {name: given[name] for name in ("max_blocks_per_sm", "carveout") if name in given}
+    rules = tuple(dataclasses.replace(rule, **shape) for rule in policy.rules)
+    policy = dataclasses.replace(policy, **{"rules": rules, **given})
+    return policy, f"{reason}; arguments override {', '.join(given)}"
+
+
+def _patterns(field: str, value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(pattern, str) for pattern in value):
+        raise UsageError(f"{field}={value!r}", remedy=f'give a list of patterns: {field}=["gemm*"]')
+    return tuple(value)
+
+
+def _checked(rules: Sequence[KernelRule]) -> tuple[KernelRule, ...]:
+    for rule in rules:
+        if not isinstance(rule, KernelRule):
+            raise UsageError(f"rules has {rule!r}", remedy="give overlapctl.KernelRule objects")
+        _check_range(f"rules[{rule.pattern!r}].pad_bytes", rule.pad_bytes, 0, 1 << 20)
+        _check_range(f"rules[{rule.pattern!r}].max_blocks_per_sm", rule.max_blocks_per_sm, 0, 64)
+        _check_range(f"rules[{rule.pattern!r}].carveout", rule.carveout, -1, 100)
+    return tuple(rules)
 
 
 def _parse_reserve(value: int | str | None) -> tuple[bool, int]:
@@ -278,40 +513,41 @@ def _parse_reserve(value: int | str | None) -> tuple[bool, int]:
 
 
 def _check_range(field: str, value: int | None, low: int, high: int) -> None:
-    if value is not None and not (isinstance(value, int) and low <= value <= high):
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(
             f"{field}={value!r} is out of range", remedy=f"use a whole number from {low} to {high}"
         )
 
 
-@functools.cache
-def _automatic_policy() -> tuple[Policy, str]:
-    from overlapctl.device import open_device
+def _automatic_choice(strict: bool) -> _Choice:
+    """Take the profile's policy, or the heuristic's and learn."""
     from overlapctl.plan.heuristic import heuristic_policy
-    from overlapctl.profiles import ProfileStore, profile_key
     from overlapctl.records import Profile
 
-    device = open_device("cuda")
-    found = ProfileStore().load(profile_key(device))
+    facts, found = _machine()
     if isinstance(found, Profile):
-        return found.policy, f"profile of {found.created}: {found.reason}"
-    policy, reason = heuristic_policy(device.facts())
-    return policy, f"{reason}; {found}"
+        return _Choice(found.policy, f"profile of {found.created}: {found.reason}")
+    if isinstance(found, ProfileError):
+        if strict:
+            raise found
+        _warn_once(f"overlap() cannot use the profile: {found}")
+    policy, reason = heuristic_policy(facts)
+    return _Choice(policy, f"{reason}; {found}", facts)
 
 
-def _read_stats(attachment: Attachment | None) -> Stats:
-    fields = [f.name for f in dataclasses.fields(Stats)]
-    if attachment is None:
-        return Stats(**dict.fromkeys(fields, 0))
-    counters = attachment.shim.counters()
-    return Stats(**{name: getattr(counters, name) for name in fields})
+@functools.cache
+def _machine() -> tuple[DeviceFacts, object]:
+    """Read, once, the GPU and its profile, the miss, or why the profile cannot be used."""
+    from overlapctl.device import open_device
+    from overlapctl.profiles import ProfileStore, profile_key
 
-
-def _minus(now: Stats, before: Stats) -> Stats:
-    values = {
-        f.name: getattr(now, f.name) - getattr(before, f.name) for f in dataclasses.fields(Stats)
-    }
-    return Stats(**values)
+    device = open_device("cuda")
+    try:
+        return device.facts(), ProfileStore().load(profile_key(device))
+    except ProfileError as error:
+        return device.facts(), error
 
 
 _warned: set[str] = set()

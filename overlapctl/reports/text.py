@@ -12,7 +12,7 @@ from rich.text import Text
 
 from overlapctl.measure.metrics import Metrics
 from overlapctl.profiles import Entry
-from overlapctl.records import Applied, Policy, Profile, Verdict
+from overlapctl.records import Applied, Policy, PolicyChange, Profile, Verdict
 from overlapctl.reports.checks import Check, Status
 from overlapctl.reports.names import case_name, policy_text, verdict_text
 
@@ -131,7 +131,11 @@ def checks_table(checks: Sequence[Check]) -> RenderableType:
 
 
 def explanation_table(
-    policy: Policy, reason: str, attachment: str, kernels: Sequence[Applied]
+    policy: Policy,
+    reason: str,
+    attachment: str,
+    kernels: Sequence[Applied],
+    history: Sequence[PolicyChange] = (),
 ) -> str:
     """Render what a session did to each kernel, as plain text.
 
@@ -143,12 +147,17 @@ def explanation_table(
         How the shim is attached, or ``"not attached"``.
     kernels
         One row for each kernel, launch counts of the session.
+    history
+        The region's policies so far, oldest first; listed if there has been more than one.
     """
     head = [
         f"policy: {'; '.join(policy_text(policy))}",
         f"because: {reason}",
         f"shim: {attachment}",
     ]
+    if len(history) > 1:
+        head.append("history:")
+        head += [f"  {c.when}  {'; '.join(policy_text(c.policy))}; {c.reason}" for c in history]
     if not kernels:
         return "\n".join([*head, "no kernel was launched"])
     table = _table(
