@@ -179,10 +179,12 @@ class Session:
         with _order.lock:
             self._token = self._attachment.shim.push(self.policy)
             _order.sessions.append(self)
-        if self._learner is not None:
-            self._step = self._learner.enter(self._adopt)
-            if self._learner.policy != self.policy:  # settled since this session was made
-                self._adopt(self._learner.policy, self._learner.reason)
+        learner = self._learner
+        if learner is None or (learner.settled and learner.policy is self.policy):
+            return
+        self._step = learner.enter(self._adopt)
+        if learner.policy is not self.policy:  # settled since this session was made
+            self._adopt(learner.policy, learner.reason)
 
     def _adopt(self, policy: Policy, reason: str) -> None:
         """Switch to another policy: now, or once the regions inside this one have been left."""

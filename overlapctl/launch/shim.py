@@ -211,7 +211,7 @@ class Shim:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._capacity = 512
+        self._capacity = 256
         try:
             self._library = ctypes.CDLL(str(path))
             version = int(self._library.ovl_abi_version())
