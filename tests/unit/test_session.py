@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -524,6 +525,11 @@ class Harness:
             return SimpleNamespace()
 
 
+@functools.cache
+def many_functions():
+    return [core_harness.core().function(f"kernel{i}") for i in range(200)]
+
+
 @pytest.mark.native
 @shim_build.needs_compiler
 @pytest.mark.parametrize("reserve", [None, "auto"])
@@ -537,7 +543,7 @@ def test_entering_and_leaving_is_cheap_with_200_kernels_in_the_table(monkeypatch
     monkeypatch.setattr(
         attach, "ensure_attached", lambda: SimpleNamespace(kind="detour", shim=native)
     )
-    functions = [core.function(f"kernel{i}") for i in range(200)]
+    functions = many_functions()
     region = overlapctl.overlap(reserve, strict=True)
     for _ in range(4):  # learning is over after the third
         with region as first:
@@ -545,12 +551,12 @@ def test_entering_and_leaving_is_cheap_with_200_kernels_in_the_table(monkeypatch
                 core.launch(function)
     assert len(first.explain().kernels) == 200
     assert first.stats().launches == 200
-    times = []
-    for _ in range(1000):
+    quickest, give_up = 1.0, time.monotonic() + 5
+    # Other programs share the machine: its undisturbed moments count.
+    while quickest >= 100e-6 and time.monotonic() < give_up:
         begin = time.perf_counter()
         with region:
             pass
-        times.append(time.perf_counter() - begin)
-    # The quickest: other programs share the machine, and slow its memory down too.
-    assert min(times) < 150e-6
+        quickest = min(quickest, time.perf_counter() - begin)
+    assert quickest < 100e-6
     core.reset()
