@@ -412,7 +412,8 @@ def overlap(
     ----------
     smem_reserve
         ``"auto"``: what the profile of this machine says (``overlapctl tune`` writes it), else a
-        stated heuristic. Bytes per block, as a number or like ``"48KiB"``: added to the dynamic
+        stated heuristic, replaced by a plan of the kernels that the first steps launched
+        (``docs/auto.md``). Bytes per block, as a number or like ``"48KiB"``: added to the dynamic
         shared memory of compute launches. ``None``: nothing is added.
     max_blocks_per_sm
         Pad compute launches until at most this many blocks stay resident per SM.
