@@ -295,8 +295,7 @@ class Policy:
             and self.carveout < 0
             and not self.comm_priority
             and all(
-                r.pad_bytes == 0 and r.max_blocks_per_sm == 0 and r.carveout < 0
-                for r in self.rules
+                r.pad_bytes == 0 and r.max_blocks_per_sm == 0 and r.carveout < 0 for r in self.rules
             )
         )
 
