@@ -4,6 +4,11 @@ A second kernel's block is placed beside resident blocks if registers (in each s
 warp slots, shared memory *within the carve-out step the SM is configured to*, and block slots all
 suffice. The step is what makes a pad or a carve-out preference useful beside a kernel of one block
 per SM: it is chosen for the running kernel, and nothing changes it while that kernel runs.
+
+Warp-specialised kernels of Hopper (cuBLAS GEMMs, cuDNN attention: 384 threads x 168 registers) are
+an exception to the register arithmetic, measured on H200 (``bench/residency/sweep.py``,
+``tests/data/h200_room.csv``). Some of their producer warps exit early; what they held is free until
+the kernel ends, *once*: guests that have ended do not give it back. See :class:`GuestBound`.
 """
 
 from __future__ import annotations
@@ -21,7 +26,32 @@ from overlapctl.plan.residency import (
 )
 from overlapctl.records import DeviceFacts, KernelFootprint
 
-__all__ = ["RoomMaker", "pad_or_carveout_for_room", "room_beside"]
+__all__ = ["GuestBound", "RoomMaker", "guest_bound", "pad_or_carveout_for_room", "room_beside"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestBound:
+    """What registers let in beside one block of a warp-specialised kernel, per SM.
+
+    Parameters
+    ----------
+    warps
+        Most warps a guest's block may have.
+    registers
+        Most registers per thread it may have.
+    blocks
+        Most guests from the kernel's start to its end, one after another or at once.
+    """
+
+    warps: int
+    registers: int
+    blocks: int
+
+
+_WARP_SPECIALISED = GuestBound(warps=1, registers=32, blocks=2)
+"""H200, cuBLAS bf16 GEMM: 1 warp of up to 32 registers always got in, twice per SM and never a
+third time, however short the guests; 1 warp of 36 registers and blocks of 4 warps never did; blocks
+of 2 and 3 warps did, once, on every other SM only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +77,6 @@ def room_beside(
     other: KernelFootprint,
     *,
     carveout: int | None = None,
-    released_registers: int = 0,
 ) -> int:
     """How many blocks of ``other`` fit one SM beside ``resident`` blocks of ``footprint``.
 
@@ -61,14 +90,12 @@ def room_beside(
         The kernel that wants in.
     carveout
         The running kernel's carve-out preference in percent; ``None`` or -1: none.
-    released_registers
-        Registers per SM that the running kernel gives back after its start (warp-specialised
-        kernels can, with ``setmaxnreg``); spread evenly over the sub-partitions.
 
     Returns
     -------
     int
-        0 if none fits. Blocks of ``other`` beyond its own residency never fit.
+        0 if none fits on every SM. Blocks of ``other`` beyond its own residency never fit. Beside
+        a warp-specialised kernel: how many over its whole life.
 
     Notes
     -----
@@ -78,17 +105,32 @@ def room_beside(
     if resident <= 0 or alone == 0:
         return alone
     smem = _smem_free(facts, footprint, resident, carveout) // max(1, smem_per_block(facts, other))
-    warps = _warps_free(facts, footprint, resident, other, released_registers)
     slots = facts.max_blocks_per_sm - resident
-    return max(0, min(alone, smem, warps // warps_per_block(facts, other), slots))
+    bound = guest_bound(facts, footprint) if resident == 1 else None
+    if bound is not None:
+        allowed = warps_per_block(facts, other) <= bound.warps
+        by_registers = bound.blocks if allowed and other.registers <= bound.registers else 0
+    else:
+        warps = _warps_free(facts, footprint, resident, other)
+        by_registers = warps // warps_per_block(facts, other)
+    return max(0, min(alone, smem, by_registers, slots))
+
+
+def guest_bound(facts: DeviceFacts, footprint: KernelFootprint) -> GuestBound | None:
+    """Measured bound beside a warp-specialised kernel; ``None``: the arithmetic holds.
+
+    Recognised by architecture and footprint: sm_90, three warp groups, 168 registers per thread
+    (which fill the register file but for 256 in each sub-partition).
+    """
+    if facts.arch == "sm_90" and footprint.threads == 384 and footprint.registers == 168:
+        return _WARP_SPECIALISED
+    return None
 
 
 def pad_or_carveout_for_room(
     facts: DeviceFacts,
     footprint: KernelFootprint,
     other: KernelFootprint,
-    *,
-    released_registers: int = 0,
 ) -> RoomMaker | None:
     """Smallest change that lets one block of ``other`` in beside a full SM of ``footprint``.
 
@@ -108,15 +150,7 @@ def pad_or_carveout_for_room(
     def fits(kernel: KernelFootprint, carveout: int = -1) -> bool:
         return (
             blocks_per_sm(facts, kernel, carveout=carveout) == residency
-            and room_beside(
-                facts,
-                kernel,
-                residency,
-                other,
-                carveout=carveout,
-                released_registers=released_registers,
-            )
-            > 0
+            and room_beside(facts, kernel, residency, other, carveout=carveout) > 0
         )
 
     if fits(footprint):
@@ -151,12 +185,11 @@ def _warps_free(
     footprint: KernelFootprint,
     resident: int,
     other: KernelFootprint,
-    released_registers: int,
 ) -> int:
     """Warps of ``other`` that registers and warp slots of all sub-partitions still take."""
     parts = facts.subpartitions
     slots = facts.max_threads_per_sm // facts.warp_size // parts
-    file = facts.registers_per_sm // parts + released_registers // parts
+    file = facts.registers_per_sm // parts
     held = resident * warps_per_block(facts, footprint)
     mine, theirs = registers_per_warp(facts, footprint), registers_per_warp(facts, other)
     free = 0

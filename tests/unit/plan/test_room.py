@@ -86,10 +86,17 @@ def test_nccl_needs_an_empty_sm_and_the_light_kernel_does_not(h200: DeviceFacts)
     assert room == [2, 1, 1, 1, 0, 0, 0]
 
 
-def test_released_registers_count(h200: DeviceFacts) -> None:
-    warp = dataclasses.replace(ONE_WARP, registers=18)
-    assert room_beside(h200, GEMM_213K, 1, warp) == 0
-    assert room_beside(h200, GEMM_213K, 1, warp, released_registers=4 * 512) == 1
+def test_guests_beside_a_warp_specialised_kernel(h200: DeviceFacts) -> None:
+    def room(warps: int, registers: int) -> int:
+        guest = KernelFootprint(name="g", threads=32 * warps, registers=registers)
+        return room_beside(h200, GEMM_213K, 1, guest)
+
+    assert [room(1, r) for r in (8, 32, 33)] == [2, 2, 0]
+    assert [room(w, 8) for w in (2, 3, 4)] == [0, 0, 0]
+    # Other architectures and footprints follow the arithmetic: 256 registers a sub-partition.
+    ampere = dataclasses.replace(h200, arch="sm_80")
+    guest = KernelFootprint(name="g", threads=128, registers=8)
+    assert room_beside(ampere, GEMM_213K, 1, guest) == 1
 
 
 footprints = st.builds(
