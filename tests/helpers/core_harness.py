@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import shim_build
 
 FAKE = shim_build.ROOT / "tests" / "helpers" / "fake_driver"
@@ -279,3 +281,28 @@ def libraries(options: tuple[str, ...] = ()) -> tuple[Path, Path]:
 @functools.cache
 def core() -> Core:
     return Core(*libraries())
+
+
+def sanitized(program: Path, source: Path, checks: str) -> Path:
+    """Build `source` with the core under the compiler's `checks`; skip where it has none."""
+    # GCC's thread sanitizer refuses fences, which it does not model; what it checks stays sound.
+    options = [f"-fsanitize={checks}", "-g", "-Wno-tsan"] if checks else []
+    if checks:
+        probe = program.with_name("probe.c")
+        probe.write_text("int main(void) { return 0; }")
+        built = subprocess.run(
+            [str(shim_build.COMPILER), *options, str(probe), "-o", str(probe.with_suffix(""))],
+            capture_output=True,
+        )
+        if built.returncode or subprocess.run([probe.with_suffix("")]).returncode:
+            pytest.skip(f"the compiler has no {checks} sanitizer that runs here")
+    fake, _ = libraries()
+    return shim_build.compile_c(
+        program,
+        [*CORE_SOURCES, FAKE / "harness.c", source],
+        *options,
+        "-I",
+        str(FAKE),
+        str(fake),
+        f"-Wl,-rpath,{fake.parent}",
+    )

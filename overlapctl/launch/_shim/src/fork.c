@@ -7,7 +7,7 @@ static void in_child(void) {
   ovl_policy_after_fork();
   ovl_roles_after_fork();
   ovl_records_after_fork();
-  ovl_functions_reset();
+  ovl_functions_after_fork();
   ovl_launch_after_fork();
 }
 

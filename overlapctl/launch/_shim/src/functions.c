@@ -6,11 +6,12 @@
 #include "state.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PROBES = 128 }; /* bounds what a launch costs that finds no room */
+enum { PROBES = 512 }; /* bounds what a launch costs that finds no room */
 
 static struct ovl_function rows[OVL_SLOTS];
 /* Rows by place, as index + 1 (0: not, or not yet, taken), so that reading counters does not walk
@@ -152,17 +153,38 @@ struct live {
   int registers, static_smem, asked;
 };
 
-bool ovl_function_allow(CUfunction resolved, int dynamic_smem, bool *raised) {
-  int now = 0;
-  *raised = false;
+static atomic_flag raising = ATOMIC_FLAG_INIT;
+
+static int dynamic_limit(CUfunction resolved) {
+  int now = -1;
   if (!ovl_driver.func_get_attribute || !ovl_driver.func_set_attribute ||
       ovl_driver.func_get_attribute(&now, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, resolved) != CU_OK)
-    return false;
-  if (now >= dynamic_smem)
-    return true;
-  *raised = ovl_driver.func_set_attribute(resolved, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                          dynamic_smem) == CU_OK;
-  return *raised;
+    return -1;
+  return now;
+}
+
+/* Reading and raising are two calls: threads that raise the same limit take turns, or the smaller
+ * value could come last. The wait is bounded because the holder is inside the driver, which may in
+ * turn wait for this thread. */
+bool ovl_function_allow(CUfunction resolved, int dynamic_smem, bool *raised) {
+  int now = dynamic_limit(resolved);
+  *raised = false;
+  if (now < 0 || now >= dynamic_smem)
+    return now >= 0;
+  bool mine = false;
+  for (int i = 0; i < 1000 && !mine; ++i) {
+    mine = !atomic_flag_test_and_set_explicit(&raising, memory_order_acquire);
+    if (!mine)
+      sched_yield();
+  }
+  now = dynamic_limit(resolved);
+  if (now < dynamic_smem)
+    *raised =
+        now >= 0 && ovl_driver.func_set_attribute(resolved, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                  dynamic_smem) == CU_OK;
+  if (mine)
+    atomic_flag_clear_explicit(&raising, memory_order_release);
+  return now >= dynamic_smem || *raised;
 }
 
 /* The query counts no block beyond the function's own limit, so that is raised first. */
@@ -426,4 +448,9 @@ void ovl_functions_reset(void) {
       OVL_STORE(row->forgotten[j], count_of(row, j));
     OVL_STORE(row->failures, 0);
   }
+}
+
+void ovl_functions_after_fork(void) {
+  atomic_flag_clear(&raising);
+  ovl_functions_reset();
 }

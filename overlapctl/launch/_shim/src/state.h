@@ -176,6 +176,7 @@ void ovl_function_plan(struct ovl_function *row, const struct ovl_interned *poli
 /* True if the function now accepts that much dynamic shared memory; never lowers the limit. */
 bool ovl_function_allow(CUfunction resolved, int dynamic_smem, bool *raised);
 void ovl_functions_reset(void);
+void ovl_functions_after_fork(void);
 /* Facts gathered so far are to be gathered again. */
 void ovl_functions_forget(void);
 
