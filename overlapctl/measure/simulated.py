@@ -2,7 +2,7 @@
 
 Arms are applied with the shim's own safety rules, the block-level simulation gives the ends, and
 every sample gets a small, seeded error, so that spread, medians and verdicts are exercised as with
-real measurements. The same seed gives the same trials.
+real measurements. The same seed gives the same trials, call by call.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class SimulatedRunner:
         self._world = world
         self._nccl_version = nccl_version
         self._seed = seed
+        self._rounds: dict[Case, int] = {}
         self._parameters = parameters or parameters_for(facts)
 
     def footprint(self, case: Case) -> KernelFootprint | None:
@@ -93,7 +94,9 @@ class SimulatedRunner:
             nccl_version=self._nccl_version,
             parameters=self._parameters,
         )
-        rng = random.Random(f"{self._seed}/{case!r}")
+        # Each call continues where the last one ended, like a further round on a real GPU.
+        self._rounds[case] = self._rounds.get(case, 0) + 1
+        rng = random.Random(f"{self._seed}/{self._rounds[case]}/{case!r}")
         depth = case.depth if case.form == "pipeline" else 1
 
         def measured(value: float) -> tuple[float, ...]:
