@@ -2,7 +2,8 @@
 
 Every case of the committed list is tuned; afterwards a separate pass runs *all* its arms,
 exhaustively and interleaved. A row compares the chosen arm's time in that pass with the best arm's
-and with the default's. On one GPU the list with stand-ins is used.
+and with the default's. The pass has one arm more, "auto": what `overlap("auto")` plans for this
+kernel on a machine without a profile. On one GPU the list with stand-ins is used.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import results_file
 from overlapctl.device import open_device
+from overlapctl.device.footprints import communication_footprint
 from overlapctl.measure.gpu import GpuRunner
 from overlapctl.measure.metrics import evaluate
 from overlapctl.measure.stats import compare
 from overlapctl.measure.trial import DEFAULT_ARM
-from overlapctl.records import Case
+from overlapctl.plan.heuristic import plan_kernels
+from overlapctl.records import Arm, Case, DeviceFacts
 from overlapctl.specs import format_comm, format_compute, parse_comm, parse_compute
 from overlapctl.tuning import plan_tuning, tune
 from overlapctl.tuning.race import paired_totals
@@ -31,6 +34,14 @@ def read_cases(path: Path) -> list[Case]:
     lines = [line.strip() for line in path.read_text().splitlines()]
     pairs = [line.split("+", 1) for line in lines if line and not line.startswith("#")]
     return [Case(compute=parse_compute(a), comm=parse_comm(b)) for a, b in pairs]
+
+
+def auto_arm(facts: DeviceFacts, runner: GpuRunner, case: Case, nccl: str) -> Arm:
+    """Return the arm that `overlap("auto")` would settle on after observing the case."""
+    compute = runner.footprint(case)
+    comm = communication_footprint(facts, case.comm.path, case.comm.op, nccl)
+    policy, _ = plan_kernels(facts, [compute] if compute else [], [comm] if comm else [])
+    return Arm(name="auto", policy=policy)
 
 
 def main() -> None:
@@ -56,10 +67,11 @@ def main() -> None:
             if planned.case not in verdicts:
                 continue
             evidence = verdicts[planned.case]
-            trials = runner.run(planned.case, planned.arms, repeats=options.repeats)
+            auto = auto_arm(device.facts(), runner, planned.case, device.versions()["nccl"])
+            trials = runner.run(planned.case, [*planned.arms, auto], repeats=options.repeats)
             default = next(t for t in trials if t.arm.name == DEFAULT_ARM)
             rated = {t.arm.name: compare(*paired_totals(t, default)) for t in trials}
-            best = min(rated, key=lambda arm: rated[arm].ratio)
+            best = min((arm.name for arm in planned.arms), key=lambda arm: rated[arm].ratio)
             chosen = evidence.verdict.chosen
             metrics = evaluate(next(t for t in trials if t.arm.name == chosen), default)
             rows.append(
@@ -71,6 +83,8 @@ def main() -> None:
                     "chosen_over_best": rated[chosen].ratio / rated[best].ratio,
                     "chosen_over_default": rated[chosen].ratio,
                     "best_over_default": rated[best].ratio,
+                    "auto_over_default": rated["auto"].ratio,
+                    "auto": f"priority {auto.policy.comm_priority}, {auto.policy.rules}",
                     "spread": max(rated[chosen].spread, rated[best].spread),
                     "compute_alone": metrics.compute_alone,
                     "comm_alone": metrics.comm_alone,
@@ -91,6 +105,10 @@ def main() -> None:
             )
     within = sum(row["chosen_over_best"] <= 1.03 for row in rows)
     print(f"within 3% of the best arm: {within} of {len(rows)}; tuning took {tuned_s:.1f} s")
+    gains = [(1 - r["auto_over_default"], 1 - r["chosen_over_default"]) for r in rows]
+    share = sum(a for a, _ in gains) / max(sum(c for _, c in gains), 1e-9)
+    worst = max(r["auto_over_default"] for r in rows)
+    print(f"auto without a profile: {share:.0%} of the tuned gain, worst {worst:.3f} of default")
     for case, why in result.left_out:
         print("left out:", case, why)
     results_file.write(options.out, "tuner-against-oracle", rows, spec="cuda")
