@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import overlapctl
-from overlapctl.cli import doctor, profiles, run, tune
+from overlapctl.cli import doctor, plan, profiles, run, tune
 from overlapctl.errors import OverlapctlError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("tune")(tune.tune)
+app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.add_typer(profiles.app, name="profiles")

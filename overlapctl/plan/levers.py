@@ -154,7 +154,7 @@ def _communication_kernels(
     lever = "communication kernel"
     listed = []
     if case.comm.op == "all_reduce":
-        how = "keep the tensor in symmetric memory and reduce it with the light kernel"
+        how = "reduce it in symmetric memory with the light kernel"
         light = Option(name="light", lever=lever, path="light", settings=(how,))
         listed += [
             replace(light, name=f"light, {arm.name}", policy=arm.policy)

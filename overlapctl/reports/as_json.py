@@ -61,7 +61,7 @@ def plan_document(
         Case, footprint, arms, pruned arms with reasons, and seconds at most.
     """
     return document(
-        "plan",
+        "tuning-plan",
         {
             "device": device,
             "simulated": simulated,

@@ -98,7 +98,7 @@ def test_tune_without_gpu_says_that_it_simulates(call, monkeypatch):
 def test_dry_run_stores_and_measures_nothing(call, cache):
     code, out, _ = tune(call, "--dry-run", "--json")
     document = json.loads(out)
-    assert (code, document["schema"]) == (0, "overlapctl-plan")
+    assert (code, document["schema"]) == (0, "overlapctl-tuning-plan")
     assert document["cases"][0]["footprint"]["threads"] == 128
     assert [arm["name"] for arm in document["cases"][0]["arms"]][:2] == ["default", "priority"]
     assert not cache.exists()
