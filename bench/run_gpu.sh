@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, tests and measures on a machine with GPUs: `bench/run_gpu.sh OUT_DIR [SUITE...]`.
 #
-# Suites: tests reach room priority overhead residency persistent pairs oracle. Results land in OUT_DIR as
+# Suites: tests reach collectives room priority overhead residency persistent pairs oracle. Results land in OUT_DIR as
 # JSON and Markdown, logs in OUT_DIR/log.txt. Copy results that are to be quoted into bench/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +29,7 @@ for suite in $suites; do
   case $suite in
     tests) step tests "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/multigpu ;;
     reach) step reach "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_reach.py ;;
+    collectives) step collectives "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_collectives.py ;;
     room) step room "$python" bench/overlap/room.py "$out" ;;
     priority) step priority "$python" bench/overlap/priority.py "$out" ;;
     multi-gpu) step multi-gpu "$python" bench/overlap/multi_gpu.py "$out" ;;

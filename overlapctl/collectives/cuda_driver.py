@@ -233,7 +233,7 @@ class CudaDriver:
         try:
             self._batch([Copy(memory, memory + 256, 256, True)], stream, attributes)
             stream.synchronize()
-        except (DeviceError, TypeError, RuntimeError):
+        except (DeviceError, AttributeError, RuntimeError, TypeError, ValueError):
             return None
         finally:
             self.free(memory)

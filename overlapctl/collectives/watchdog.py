@@ -164,13 +164,13 @@ class Watchdog:
         while not self._stop.wait(period):
             try:
                 self._tick()
-            except OverlapctlError:
-                # The driver itself fails: nothing on this GPU can be relied on any more.
+            except (OverlapctlError, RuntimeError):
+                # Nothing on this GPU can be relied on any more.
                 oldest = self._oldest()
                 number = oldest.number if oldest else 0
                 self.give_up(Abort(BROKEN, number, 1 << self._control.rank))
             if self._failure is not None:
-                with contextlib.suppress(OverlapctlError):
+                with contextlib.suppress(OverlapctlError, RuntimeError):
                     self._clean_up()
                 self._is_over.set()
 
