@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlapctl.errors import UsageError
+from overlapctl.errors import DeviceError
 
 if TYPE_CHECKING:
     from overlapctl.device.protocol import Device
@@ -97,7 +97,7 @@ def _open(text: str | None) -> Device:
     if name.partition(":")[0] in ("cuda", "sim"):
         return open_device(name)
     if name.partition(",")[0].strip().lower() not in model_names():
-        raise UsageError(
+        raise DeviceError(
             f"--device {text!r} is no GPU model of the catalogue",
             remedy=f"use cuda, or one of {', '.join(model_names())}",
         )

@@ -117,7 +117,10 @@ def _override(
 
 
 def _pad_bytes(text: str) -> int:
-    size = parse_size(text)
+    try:
+        size = parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"--pad: {error.what}", remedy=error.remedy) from None
     if size > 1 << 20:  # more than any GPU has per block, by far: a slip of units
         raise UsageError(f"--pad {text} is out of range", remedy="use at most 1MiB")
     return size

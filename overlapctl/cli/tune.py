@@ -120,7 +120,7 @@ def tune(
         if as_json:
             typer.echo(text)
     if not as_json:
-        say.result(result)
+        say.result(result, simulated=opened.is_simulated)
 
 
 class _Speaker:
@@ -197,7 +197,7 @@ class _Speaker:
             yield advance
             bar.update(task, description="tuning", completed=len(plan.cases))
 
-    def result(self, result: TuningResult) -> None:
+    def result(self, result: TuningResult, *, simulated: bool) -> None:
         from overlapctl.reports.names import case_name
         from overlapctl.reports.text import verdicts_report
 
@@ -205,7 +205,8 @@ class _Speaker:
         self._console.print(verdicts_report([item.verdict for item in result.evidence]))
         for case, reason in result.left_out:
             self.line(f"not measured: {case_name(case)}: {reason}")
-        self.line(f'\n{result.seconds:.1f} s; stored in {result.path}; overlap("auto") uses it')
+        user = "real GPUs never use it (simulated)" if simulated else 'overlap("auto") uses it'
+        self.line(f"\n{result.seconds:.1f} s; stored in {result.path}; {user}")
 
 
 def _cases(texts: Sequence[str], form: Form, device: Device, gpus: int) -> list[Case]:

@@ -134,7 +134,7 @@ class ProfileStore:
             (self.folder / ".writable").unlink()
 
     def save(self, profile: Profile) -> Path:
-        """Store ``profile`` under its key; a broken file in its place is moved aside first.
+        """Store ``profile`` under its key; a broken or foreign file in its place moves aside.
 
         Raises
         ------
@@ -226,7 +226,7 @@ class ProfileStore:
 
     def _entry(self, path: Path) -> Entry:
         if ".broken-" in path.name:
-            return Entry(path, None, "moved aside because it could not be read")
+            return Entry(path, None, "moved aside because it could not be used")
         try:
             return Entry(path, self._read(path))
         except ProfileError as error:
@@ -279,19 +279,23 @@ class ProfileStore:
             lock.release()
 
     def _existing(self, path: Path) -> Profile | None:
-        """Read the profile to be replaced; move it aside if it cannot be used."""
+        """Read the profile to be replaced; move it aside if it is broken or another key's."""
         if not os.path.lexists(path):
             return None
         try:
-            return self._read(path)
+            found = self._read(path)
         except NewerProfileError:
             raise
         except ProfileError:
-            number = 1
-            while os.path.lexists(aside := path.with_name(f"{path.name}.broken-{number}")):
-                number += 1
-            path.rename(aside)
-            return None
+            found = None
+        # Another machine's verdicts (a copied file) count here as little as a broken file's.
+        if found is not None and self.path(found.key) == path:
+            return found
+        number = 1
+        while os.path.lexists(aside := path.with_name(f"{path.name}.broken-{number}")):
+            number += 1
+        path.rename(aside)
+        return None
 
     def _write(self, profile: Profile) -> Path:
         path = self.path(profile.key)

@@ -72,7 +72,7 @@ def test_plot_without_matplotlib_names_the_extra(call, monkeypatch, tmp_path):
 
 def test_wrong_usage_is_named(call):
     code, _, err = call("--device", "h300")
-    assert code == 2
+    assert code == 3
     assert "'h300' is no GPU model" in err
     assert "h200" in err
     code, _, err = call("--device", "h200", compute="gemm:12")

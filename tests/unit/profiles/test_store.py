@@ -65,6 +65,17 @@ def test_a_copied_file_does_not_answer_for_another_key(store, samples):
     assert isinstance(store.load(other), Miss)
 
 
+def test_a_copied_file_gives_no_verdicts_to_another_key_and_is_kept(store, samples):
+    other = dataclasses.replace(samples.KEY, driver="1")
+    content = store.save(samples.profile(samples.verdict(of=samples.case(64)))).read_bytes()
+    path = store.path(other)
+    path.write_bytes(content)
+    path.chmod(0o600)
+    merged = store.merge(samples.profile(samples.verdict(of=samples.case(896)), key=other))
+    assert [v.case for v in merged.verdicts] == [samples.case(896)]
+    assert path.with_name(f"{path.name}.broken-1").read_bytes() == content
+
+
 def test_merge_keeps_other_cases_and_replaces_the_same(store, samples):
     short, long = samples.case(64), samples.case(896)
     store.merge(samples.profile(samples.verdict(of=short), samples.verdict(of=long)))
