@@ -1,8 +1,8 @@
 """Bad input through the real command, as a user meets it: exit code, remedy, nothing left behind.
 
 Each command runs in a process of its own, in an empty folder. What the commands refuse is tested
-case by case in `cli/` and `profiles/`, `overlap()`'s arguments in `test_session.py`; here it is that
-nothing is lost or left on the way.
+case by case in `cli/` and `profiles/`, what `overlap()` refuses in `test_session.py`; here it is
+that nothing is lost or left on the way.
 """
 
 import json
