@@ -26,7 +26,7 @@ __all__ = ["BLOCK_LIMITS", "Option", "green_context_sms", "options"]
 BLOCK_LIMITS = (32, 16, 8, 4)
 """Limits of NCCL's blocks (``NCCL_MAX_CTAS``) that are tried below what it uses by itself."""
 
-_FUTURE = "not available in this version"
+_FUTURE = "not offered in this version"
 _REDUCES = ("all_reduce", "reduce_scatter")
 
 

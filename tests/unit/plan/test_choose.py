@@ -151,7 +151,7 @@ def test_every_lever_is_listed_with_its_legality(h200: DeviceFacts) -> None:
         "SM target", "green context", "order",
     }  # fmt: skip
     assert all(c.reason for c in chosen.candidates if not c.legal)
-    assert "not available in this version" in candidate(chosen, "copy engine").reason
+    assert "not offered in this version" in candidate(chosen, "copy engine").reason
     one_warp = candidate(chosen, "one warp")
     assert not one_warp.legal
     assert "pad of 11045 B" in one_warp.reason  # 188,636 B configure 196 KB; 228 KB have room
