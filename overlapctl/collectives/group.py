@@ -463,6 +463,7 @@ class Group:
     ) -> Work:
         if self._control is None:
             raise AssertionError("a group without peers enqueues nothing")
+        self._executor.load_kernels(schedule)
         self._watchdog.retire()
         self._control.open_gate_beyond(number)
         begin = self._driver.record(self._driver.current_stream())

@@ -34,6 +34,30 @@ __all__ = ["Binding", "Ended", "Executor"]
 _FIRST = "sync"  # the lane a call begins and ends on
 
 
+_SIZES = (4096, 3)
+"""Elements of trial reductions: torch has kernels for whole vectors and for what is left over."""
+
+
+def _dtypes(schedule: Schedule) -> dict[tuple[int, str], str]:
+    return {(b.rank, b.name): b.dtype for b in schedule.buffers}
+
+
+def _run_once(step: Reduce, kinds: Sequence[str], adder: Adder | None) -> None:
+    """Reduce scratch tensors of the step's types, aligned and not, on the current stream."""
+    import torch
+
+    def copy(dst: Any, src: Any) -> None:
+        dst.copy_(src)
+
+    for size in _SIZES:
+        for start in (0, 1):
+            output, *inputs = (
+                torch.zeros(size + 1, dtype=torch_dtype(kind), device="cuda")[start : start + size]
+                for kind in kinds
+            )
+            reduce_into(step, output, inputs, adder=adder, copy=copy)
+
+
 @dataclass(frozen=True)
 class Binding:
     """Where a call's buffers are.
@@ -79,6 +103,27 @@ class Executor:
         self._driver, self._lanes, self._flags = driver, lanes, flags
         self._rank, self._adder = rank, adder
         self._last_end: Any = None
+        self._loaded: set[tuple[Any, ...]] = set()
+
+    def load_kernels(self, schedule: Schedule) -> None:
+        """Have the kernels of a schedule's reductions loaded before the first wait is enqueued.
+
+        CUDA loads a kernel when it is first launched, and loading waits for work of the context
+        that is under way. A launch between a wait and the peer's signal, where the peer does the
+        same, would never return (seen on H200). Calls before this one are enqueued completely on
+        all ranks that got this far, so loading here ends.
+        """
+        if not self._driver.is_cuda:
+            return
+        dtypes = _dtypes(schedule)
+        for program in schedule.of_rank(self._rank):
+            for step in program.steps:
+                if isinstance(step, Reduce):
+                    kinds = tuple(dtypes[r.rank, r.buffer] for r in (step.output, *step.inputs))
+                    key = (kinds, step.scales, step.output_scale, step.accumulate)
+                    if key not in self._loaded:
+                        self._loaded.add(key)
+                        _run_once(step, kinds, self._adder)
 
     def run(
         self,
@@ -134,7 +179,7 @@ class Executor:
         binding: Binding,
         bases: Mapping[Flag, int],
     ) -> None:
-        dtypes = {(b.rank, b.name): b.dtype for b in schedule.buffers}
+        dtypes = _dtypes(schedule)
         signalled: dict[Flag, list[tuple[int, Any]]] = {}  # this rank's own signals, as events
         at = [0] * len(programs)
         while any(i < len(p.steps) for i, p in zip(at, programs, strict=True)):
