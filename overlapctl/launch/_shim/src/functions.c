@@ -6,9 +6,9 @@
 #include "state.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PROBES = 512 }; /* bounds what a launch costs that finds no room */
@@ -172,10 +172,10 @@ bool ovl_function_allow(CUfunction resolved, int dynamic_smem, bool *raised) {
   if (now < 0 || now >= dynamic_smem)
     return now >= 0;
   bool mine = false;
-  for (int i = 0; i < 1000 && !mine; ++i) {
+  for (int i = 0; i < 2000 && !mine; ++i) { /* 0.2 s at least: the holder may not be running */
     mine = !atomic_flag_test_and_set_explicit(&raising, memory_order_acquire);
     if (!mine)
-      sched_yield();
+      nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
   }
   now = dynamic_limit(resolved);
   if (now < dynamic_smem)
