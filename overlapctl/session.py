@@ -508,7 +508,10 @@ def _parse_reserve(value: int | str | None) -> tuple[bool, int]:
         return True, 0
     if value is None:
         return False, 0
-    pad = parse_size(value)
+    try:
+        pad = parse_size(value)
+    except UsageError as error:
+        raise UsageError(f"smem_reserve: {error.what}", remedy=error.remedy) from None
     # No GPU has more shared memory per block than this by an order of magnitude: a larger number
     # is a slip of units. Whether a pad fits a kernel is decided (and explained) per launch.
     _check_range("smem_reserve", pad, 0, 1 << 20)

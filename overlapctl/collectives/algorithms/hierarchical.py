@@ -59,7 +59,8 @@ def all_gather(b: Builder) -> None:
         if b.recipe.pull:
             gates = {m: b.signal(r, "inner", m, "data") for m in mates[r] if m != r}
         for i, owner in enumerate(column):
-            b.local(staged.part(i * count, count), outputs[r].part(owner * count, count), wait)
+            if not (b.call.in_place and owner == r):  # in place, the own part is there already
+                b.local(staged.part(i * count, count), outputs[r].part(owner * count, count), wait)
             for c, chunk in enumerate(b.chunks(staged.part(i * count, count))):
                 at = owner * count + chunk.offset - i * count
                 targets = {m: outputs[m].part(at, chunk.count) for m in mates[r] if m != r}
