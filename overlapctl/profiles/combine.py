@@ -30,6 +30,16 @@ HARM_FLOOR = 0.01
 """Slower than the default by less than this share is never called harm (timer and clock noise)."""
 
 
+UNCERTAIN = 0.02
+"""Up to this share, three times the spread are no harm: an arm that dropped out after the first
+round was measured a few times only, and the ratio of two such medians strays that far."""
+
+
+def _harm_limit(verdict: Verdict) -> float:
+    """Share by which an arm must be slower than the default to count as harm."""
+    return max(HARM_FLOOR, verdict.spread, min(3 * verdict.spread, UNCERTAIN))
+
+
 @dataclass(frozen=True)
 class _Kernel:
     """The verdicts of one kernel and the rule of each shape that won one of them."""
@@ -44,7 +54,7 @@ class _Kernel:
         for shape in self.rules:
             ratios = [_ratio(v, priority=priority, shape=shape) for v in self.verdicts]
             if any(
-                ratio is None or ratio > 1 + max(v.spread, HARM_FLOOR)
+                ratio is None or ratio > 1 + _harm_limit(v)
                 for ratio, v in zip(ratios, self.verdicts, strict=True)
             ):
                 continue
