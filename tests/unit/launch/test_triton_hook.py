@@ -8,36 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlapctl.device import open_device
 from overlapctl.errors import UsageError
 from overlapctl.launch import attach, triton_hook
 from overlapctl.plan.residency import blocks_per_sm, grid_is_coresident, padded
-from overlapctl.records import DeviceFacts, DeviceRates, KernelFootprint, Role, Rule
+from overlapctl.records import KernelFootprint, Role, Rule
 
-H200 = DeviceFacts(
-    name="NVIDIA H200",
-    vendor="nvidia",
-    arch="sm_90",
-    sm_count=132,
-    warp_size=32,
-    max_threads_per_sm=2048,
-    max_threads_per_block=1024,
-    max_blocks_per_sm=32,
-    registers_per_sm=65536,
-    registers_per_block=65536,
-    register_granule=256,
-    subpartitions=4,
-    smem_per_sm=233472,
-    smem_per_block=49152,
-    smem_per_block_optin=232448,
-    smem_reserved_per_block=1024,
-    smem_granule=128,
-    carveout_steps=(233472,),
-    l2_bytes=60 << 20,
-    memory_bytes=141 * 10**9,
-    priority_least=0,
-    priority_greatest=-5,
-    rates=DeviceRates(hbm_gbps=4300, link_gbps=370, tensor_tflops=790, fp32_tflops=60),
-)
+H200 = open_device("sim:h200").facts()
 
 
 def gemm(dynamic=49152, blocks=16384, **changes):
